@@ -1,0 +1,38 @@
+# Both commands set up everything they need: python3 (3.11 or newer), pip, venv and make are enough.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test deep lint bench clean
+
+demo: $(VENV)/.demo
+	$(BIN)/kvpool replay --workload mixed --sweep num_blocks=2_000,6_000,20_000
+	$(BIN)/kvpool replay --workload mixed --num-blocks 6000 --mode engine --requests 600
+
+test: $(VENV)/.test lint
+	$(BIN)/pytest
+
+# Many more operations than CI has time for.
+deep: $(VENV)/.test
+	$(BIN)/pytest --deep
+
+lint: $(VENV)/.test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(VENV)/.test
+	for script in benchmarks/bench_*.py; do $(BIN)/python $$script || exit 1; done
+
+$(VENV)/.demo: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[replay]'
+	touch $@
+
+$(VENV)/.test: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[test]'
+	touch $@ $(VENV)/.demo
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,1 @@
+"""The pure state machine: no clock, no randomness, no threads, no tensors."""

@@ -1,0 +1,124 @@
+"""The name of a block's content: parent, tokens, extra keys.
+
+name = SHA-256(canonical CBOR of [parent name, [token ids], extra keys or null]), byte for byte the digest that vLLM
+calls `sha256_cbor`. The parent of a first block is the root, SHA-256(canonical CBOR of a text): the same in every
+process, whatever PYTHONHASHSEED is.
+
+Canonical CBOR (RFC 8949, section 4.2.1) writes every value in one way only, so two different inputs never encode alike.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from itertools import chain, repeat
+from typing import TypeAlias
+
+from kvpool.errors import ConfigError, UsageError
+
+ExtraKey: TypeAlias = "str | int | bytes | tuple[ExtraKey, ...]"
+"""Whatever else changes what keys and values mean. Each key of a block is a tuple that begins with its kind."""
+
+DEFAULT_SEED = "vllm-none-hash"
+
+_UINT, _NEGATIVE, _BYTES, _TEXT, _ARRAY = 0x00, 0x20, 0x40, 0x60, 0x80
+_NULL = b"\xf6"
+_UINT_LIMIT = 1 << 64
+_CODES_LIMIT = 1 << 20
+
+
+def _cbor_head(kind: int, value: int) -> bytes:
+    """A CBOR item's first bytes: its kind, and its value or length in the shortest form."""
+    if value < 24:
+        return bytes((kind | value,))
+    for code, width in enumerate((1, 2, 4, 8), start=24):
+        if value < 1 << (8 * width):
+            return bytes((kind | code,)) + value.to_bytes(width, "big")
+    raise UsageError(f"{value} does not fit into 64 bits")
+
+
+def cbor(value: ExtraKey) -> bytes:
+    """Canonical CBOR of text, an integer, bytes, or a tuple of these."""
+    match value:
+        case int():
+            return _cbor_head(_UINT, value) if value >= 0 else _cbor_head(_NEGATIVE, -1 - value)
+        case bytes():
+            return _cbor_head(_BYTES, len(value)) + value
+        case str():
+            text = value.encode()
+            return _cbor_head(_TEXT, len(text)) + text
+        case tuple():
+            return _cbor_head(_ARRAY, len(value)) + b"".join(map(cbor, value))
+    raise UsageError(f"extra keys are text, integers, bytes and tuples of these, not {value!r}")
+
+
+# The CBOR bytes of token id i stand at place i. A flat list is twice as fast as a dict here, since a vocabulary
+# of them does not fit into the processor's nearest cache.
+_codes: list[bytes] = []
+
+
+def _grow_codes(highest: int) -> None:
+    """Make room in `_codes` for a whole vocabulary around the token id `highest`."""
+    size = min(1 << highest.bit_length(), _CODES_LIMIT)
+    _codes.extend(_cbor_head(_UINT, token_id) for token_id in range(len(_codes), size))
+
+
+def _encode_tokens(token_ids: Sequence[int]) -> Iterable[bytes]:
+    """The CBOR bytes of each token id."""
+    if token_ids and min(token_ids) < 0:
+        raise UsageError(f"token ids are 0 or more, not {min(token_ids)}")
+    try:
+        return list(map(_codes.__getitem__, token_ids))
+    except IndexError:
+        return _encode_new_tokens(token_ids)
+
+
+def _encode_new_tokens(token_ids: Sequence[int]) -> Iterable[bytes]:
+    highest = max(token_ids)
+    if highest >= _CODES_LIMIT:
+        return list(map(_cbor_head, repeat(_UINT), token_ids))
+    _grow_codes(highest)
+    return map(_codes.__getitem__, token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class BlockHasher:
+    """Names the full blocks of a token sequence. Two hashers of equal size and seed give equal names.
+
+    Changing `seed` changes every name: caches, routers and stores that should understand each other need the same one.
+    """
+
+    block_size: int
+    seed: str = DEFAULT_SEED
+    root: bytes = field(init=False)
+    _head: bytes = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.block_size < 1:
+            raise ConfigError(f"block_size is {self.block_size}: a block holds at least 1 token, 16 is usual")
+        object.__setattr__(self, "root", sha256(cbor(self.seed)).digest())
+        object.__setattr__(self, "_head", _cbor_head(_ARRAY, self.block_size))
+
+    def names(
+        self,
+        token_ids: Sequence[int],
+        parent: bytes | None = None,
+        extra_keys: Iterable[tuple[ExtraKey, ...] | None] = (),
+    ) -> list[bytes]:
+        """The 32-byte names of the full blocks of `token_ids`, first to last; an unfilled end has none.
+
+        `parent` names the block before the first (None: there is none). `extra_keys` has one entry a block, None or ()
+        for a block without; blocks past its end have none.
+        """
+        name = self.root if parent is None else parent
+        head, join = self._head, b"".join
+        codes = repeat(iter(_encode_tokens(token_ids)), self.block_size)
+        extras = chain(map(_encode_keys, extra_keys), repeat(_NULL)) if extra_keys else repeat(_NULL)
+        names = []
+        for block, extra in zip(zip(*codes, strict=False), extras, strict=False):
+            name = sha256(join((b"\x83\x58\x20", name, head, *block, extra))).digest()
+            names.append(name)
+        return names
+
+
+def _encode_keys(keys: tuple[ExtraKey, ...] | None) -> bytes:
+    return cbor(keys) if keys else _NULL

@@ -1,0 +1,32 @@
+"""What a caller can be told, and when.
+
+A shortage of blocks is not an error: `allocate` answers None. A broken invariant is not one of these either: that is
+our fault, and an AssertionError with the invariant's number.
+"""
+
+
+class KVPoolError(Exception):
+    """Every error that kvpool raises on purpose."""
+
+
+class ConfigError(KVPoolError, ValueError):
+    """A configuration that cannot work. Raised at construction; names the numbers and the nearest that works."""
+
+
+class UsageError(KVPoolError, ValueError):
+    """The caller broke the protocol of a call. Names request, block and counts; nothing was changed."""
+
+
+class RefusedError(KVPoolError, ValueError):
+    """A request that this cache can never serve, however long it waits. Raised when it arrives, with the numbers."""
+
+
+class TraceError(KVPoolError, ValueError):
+    """A trace that cannot be read. Names the file and, where there is one, the line."""
+
+
+class MissingExtraError(KVPoolError, ImportError):
+    """An optional library is not installed. Names the `pip install` that brings it."""
+
+    def __init__(self, library: str, extra: str) -> None:
+        super().__init__(f"{library} is not installed: pip install 'kvpool[{extra}]'")
