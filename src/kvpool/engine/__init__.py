@@ -1,0 +1,1 @@
+"""A small serving engine around the cache: schedule, run, commit, collect."""

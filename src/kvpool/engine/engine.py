@@ -1,0 +1,45 @@
+"""The engine's step: schedule, run, commit, collect.
+
+Owns: nothing but the three parts it connects.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from kvpool.core.request import RequestLike
+from kvpool.engine.scheduler import Batch, Scheduler
+
+
+class Runner(Protocol):
+    """Computes a batch. The scheduler's tables say where each token's keys and values go."""
+
+    def run(self, batch: Batch) -> Sequence[int | None]:
+        """The next token of each request of the batch, None for those whose tokens are not all computed yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """What one step gave: `token_ids[i]` is the next token of `requests[i]`, None while its prompt is being computed.
+
+    `ended` are the requests that got their last token.
+    """
+
+    requests: Sequence[RequestLike]
+    token_ids: Sequence[int | None]
+    ended: Sequence[RequestLike]
+
+
+class Engine:
+    """Runs what its scheduler is given, one step at a time."""
+
+    def __init__(self, scheduler: Scheduler, runner: Runner) -> None:
+        self.scheduler = scheduler
+        self.runner = runner
+
+    def step(self) -> StepOutput:
+        """One step of all that can run; empty when there is no work."""
+        batch = self.scheduler.schedule()
+        token_ids = self.runner.run(batch)
+        ended = self.scheduler.commit(batch, token_ids)
+        return StepOutput(batch.requests, token_ids, ended)
