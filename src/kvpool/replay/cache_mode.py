@@ -1,0 +1,74 @@
+"""Cache mode: requests are looked up one after another, each leaving before the next comes.
+
+The classical cache experiment: no time, no concurrency, no outputs. What counts is stated in docs/counting.md.
+"""
+
+from collections.abc import Iterable
+
+from kvpool.core.manager import KVCacheManager
+from kvpool.core.request import RequestLike
+from kvpool.replay.accounts import Accounts
+from kvpool.replay.intake import Intake
+from kvpool.replay.report import ReplayReport
+from kvpool.replay.settings import ReplaySettings, Source
+from kvpool.replay.trace import TraceRequest
+
+
+class CacheRun:
+    """One run in cache mode."""
+
+    def __init__(self, source: Source, settings: ReplaySettings) -> None:
+        self._source = source
+        self._settings = settings
+        self._block_size = settings.block_size_for(source)
+        self._cache = KVCacheManager(settings.num_blocks, self._block_size, events=False)
+        self._intake = Intake(source, settings)
+        self._accounts = Accounts(self._block_size)
+        self._num_refused = self._peak_held = self._sum_held = 0
+
+    def run(self, requests: Iterable[TraceRequest]) -> None:
+        block_size, raw = self._block_size, self._settings.raw
+        for traced in requests:
+            request = self._intake.request(traced)
+            num_tokens = request.num_tokens
+            limit = num_tokens if raw else num_tokens - 1
+            num_hit_tokens = self._look_up(request, limit)
+            names = request.block_hashes(self._cache.hasher)
+            self._accounts.count(traced, names, num_tokens, num_hit_tokens // block_size, limit // block_size)
+        if self._settings.check:
+            self._cache.check()
+
+    def _look_up(self, request: RequestLike, limit: int) -> int:
+        """The request takes its blocks, fills them and leaves; how many tokens it hit. Too large a one is refused."""
+        cache, num_tokens = self._cache, request.num_tokens
+        hit = cache.match(request, limit)
+        if cache.allocate(request, num_tokens - hit.num_tokens, hit) is None:
+            self._num_refused += 1
+            return 0
+        held = cache.num_usable_blocks - cache.num_free_blocks
+        self._sum_held += held
+        self._peak_held = max(self._peak_held, held)
+        cache.commit(request, num_tokens)
+        cache.free(request)
+        return hit.num_tokens
+
+    def report(self) -> ReplayReport:
+        usable = self._cache.num_usable_blocks
+        num_served = self._accounts.all.num_requests - self._num_refused
+        return ReplayReport(
+            trace=self._source.name,
+            seed=self._source.seed,
+            mode="cache",
+            raw=self._settings.raw,
+            policy=self._cache.policy,
+            block_size=self._block_size,
+            num_blocks=self._settings.num_blocks,
+            all=self._accounts.all,
+            by_tenant=self._accounts.by_tenant,
+            by_turn=self._accounts.by_turn,
+            num_refused=self._num_refused,
+            num_skipped_lines=self._source.num_skipped,
+            evictions=self._cache.num_evictions,
+            peak_held=self._peak_held / usable,
+            mean_held=self._sum_held / usable / num_served if num_served else 0.0,
+        )

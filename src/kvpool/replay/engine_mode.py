@@ -1,0 +1,146 @@
+"""Engine mode: the scheduler on a virtual clock, with concurrency, queueing, preemption and growing outputs.
+
+The engine is the real one; a clock stands in place of a model.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from kvpool.core.manager import KVCacheManager
+from kvpool.core.request import RequestLike
+from kvpool.engine.checking import CheckingRunner
+from kvpool.engine.engine import Engine
+from kvpool.engine.scheduler import Batch, Scheduler
+from kvpool.engine.timed import TimedRunner, VirtualClock
+from kvpool.errors import RefusedError
+from kvpool.replay.accounts import Accounts
+from kvpool.replay.intake import Intake
+from kvpool.replay.journal import Journal
+from kvpool.replay.report import ReplayReport
+from kvpool.replay.settings import ReplaySettings, Source
+from kvpool.replay.trace import TraceRequest
+from kvpool.types import RequestId
+
+
+class EngineRun:
+    """One run in engine mode."""
+
+    def __init__(self, source: Source, settings: ReplaySettings) -> None:
+        self._source = source
+        self._settings = settings
+        self._block_size = settings.block_size_for(source)
+        self._cache = KVCacheManager(settings.num_blocks, self._block_size, events=False)
+        self._scheduler = Scheduler(self._cache, settings.scheduler)
+        self._clock = VirtualClock()
+        self._runner = TimedRunner(self._clock, settings.step_time, self._next_token, self._checking_runner())
+        self._intake = Intake(source, settings)
+        self._accounts = Accounts(self._block_size)
+        self._journal = Journal(settings.sample_every_s)
+        self._traced: dict[RequestId, TraceRequest] = {}
+        self._num_refused = 0
+
+    def _checking_runner(self) -> CheckingRunner | None:
+        return CheckingRunner(self._cache, next_token=self._next_token) if self._settings.check else None
+
+    def _next_token(self, request: RequestLike) -> int:
+        """What the trace says comes next; 0 where it does not say."""
+        outputs = self._traced[request.request_id].output_token_ids
+        position = request.num_tokens - request.num_prompt_tokens
+        return outputs[position] if outputs is not None and position < len(outputs) else 0
+
+    def run(self, requests: Iterable[TraceRequest]) -> None:
+        """Until the last request has ended, or the clock passes the stop. Time counts from the first arrival."""
+        clock, engine = self._clock, Engine(self._scheduler, _Watched(self))
+        arrivals = iter(requests)
+        coming = next(arrivals, None)
+        start_s = coming.arrival_s if coming is not None else 0.0
+        while clock.now_s < self._settings.stop_at_s and (coming is not None or self._scheduler.has_work):
+            while coming is not None and coming.arrival_s - start_s <= clock.now_s:
+                self._arrive(coming, coming.arrival_s - start_s)
+                coming = next(arrivals, None)
+            if self._scheduler.has_work:
+                output = engine.step()
+                num_tokens = len(output.token_ids) - output.token_ids.count(None)
+                self._journal.stepped(num_tokens, output.ended, clock.now_s)
+                self._forget(output.ended)
+            elif coming is not None:
+                self._journal.lasted(clock.now_s, coming.arrival_s - start_s, 0, 0, 0.0)
+                clock.advance_to(coming.arrival_s - start_s)
+        if self._settings.check:
+            self._cache.check()
+            assert self._cache.num_live_requests == len(self._scheduler.running), (
+                "invariant 1: a request that ended holds blocks"
+            )
+
+    def _arrive(self, traced: TraceRequest, arrival_s: float) -> None:
+        request = self._intake.request(traced)
+        try:
+            self._scheduler.add(request)
+        except RefusedError:
+            self._num_refused += 1
+            self._count(traced, request, num_hit_tokens=0)
+        else:
+            self._traced[request.request_id] = traced
+            self._journal.arrived(request, arrival_s)
+
+    def _forget(self, ended: Iterable[RequestLike]) -> None:
+        for request in ended:
+            del self._traced[request.request_id]
+            names = request.block_hashes(self._cache.hasher)
+            first, stop = request.num_prompt_tokens // self._block_size, (request.num_tokens - 1) // self._block_size
+            self._accounts.remember(names[first:stop])
+
+    def _count(self, traced: TraceRequest, request: RequestLike, num_hit_tokens: int) -> None:
+        size, num_tokens = self._block_size, request.num_prompt_tokens
+        names = request.block_hashes(self._cache.hasher)[: num_tokens // size]
+        self._accounts.count(traced, names, num_tokens, num_hit_tokens // size, (num_tokens - 1) // size)
+
+    def admit(self, request: RequestLike, num_hit_tokens: int) -> None:
+        """The scheduler admitted a request. It counts once, however often it is preempted and comes back."""
+        if request.num_preemptions == 0:
+            self._count(self._traced[request.request_id], request, num_hit_tokens)
+            self._journal.admitted(request, self._clock.now_s)
+
+    def run_batch(self, batch: Batch) -> Sequence[int | None]:
+        """Let the batch take its time, and note the state that the engine is in meanwhile."""
+        since_s = self._clock.now_s
+        token_ids = self._runner.run(batch)
+        running, waiting = len(self._scheduler.running), len(self._scheduler.waiting)
+        held = 1 - self._cache.num_free_blocks / self._cache.num_usable_blocks
+        self._journal.lasted(since_s, self._clock.now_s, running, waiting, held)
+        return token_ids
+
+    def report(self) -> ReplayReport:
+        stats = self._cache.stats
+        return ReplayReport(
+            trace=self._source.name,
+            seed=self._source.seed,
+            mode="engine",
+            raw=False,
+            policy=self._cache.policy,
+            block_size=self._block_size,
+            num_blocks=self._settings.num_blocks,
+            all=self._accounts.all,
+            by_tenant=self._accounts.by_tenant,
+            by_turn=self._accounts.by_turn,
+            num_refused=self._num_refused,
+            num_skipped_lines=self._source.num_skipped,
+            evictions=self._cache.num_evictions,
+            preemptions=self._scheduler.num_preemptions,
+            preempted_tokens=stats.num_resumed_queried_tokens - stats.num_resumed_hit_tokens,
+            peak_held=self._journal.peak_held,
+            mean_held=self._journal.mean_held(self._clock.now_s),
+            timing=self._journal.timing(self._clock.now_s),
+        )
+
+
+class _Watched:
+    """The run's runner as the engine sees it: tells the run what is about to be computed."""
+
+    def __init__(self, run: EngineRun) -> None:
+        self._run = run
+
+    def run(self, batch: Batch) -> Sequence[int | None]:
+        first = len(batch) - batch.num_admitted
+        for request, num_hit_tokens in zip(batch.requests[first:], batch.starts[first:], strict=True):
+            self._run.admit(request, num_hit_tokens)
+        return self._run.run_batch(batch)

@@ -1,0 +1,54 @@
+"""From a trace's line to the request that the cache sees.
+
+Owns: a number for each request and each tenant.
+Knows nothing of: the cache.
+"""
+
+from collections.abc import Sequence
+
+from kvpool.core.request import Request, RequestLike
+from kvpool.replay.named import NamedRequest, names_at
+from kvpool.replay.settings import ReplaySettings, Source
+from kvpool.replay.trace import TraceRequest
+
+_TENANT_SHIFT = 64
+
+
+class Intake:
+    """Makes requests: of tokens where the trace has them, else of the trace's names, else like no other."""
+
+    def __init__(self, source: Source, settings: ReplaySettings) -> None:
+        self._trace_block_size = source.block_size
+        self._block_size = settings.block_size_for(source)
+        self._raw = settings.raw
+        self._separate_tenants = settings.separate_tenants
+        self._num_requests = 0
+        self._tenants: dict[str, int] = {}
+
+    def request(self, traced: TraceRequest) -> RequestLike:
+        """A new request for this line. Raw: its prompt is as many full blocks as the trace gives ids."""
+        max_tokens = max(traced.num_output_tokens, 1)
+        if traced.prompt_token_ids is not None:
+            tenant = traced.tenant if self._separate_tenants else None
+            return Request(traced.request_id, traced.prompt_token_ids, tenant=tenant, max_tokens=max_tokens)
+        self._num_requests += 1
+        names = self._names(traced)
+        return NamedRequest(
+            traced.request_id,
+            max(len(names) * self._block_size, 1) if self._raw else traced.num_prompt_tokens,
+            names,
+            self._block_size,
+            serial=self._num_requests,
+            max_tokens=max_tokens,
+        )
+
+    def _names(self, traced: TraceRequest) -> Sequence[int]:
+        if traced.block_ids is None or self._trace_block_size is None:
+            return ()
+        names = names_at(traced.block_ids, self._trace_block_size, self._block_size)
+        if not self._raw:
+            names = names[: traced.num_prompt_tokens // self._block_size]
+        if self._separate_tenants and traced.tenant is not None:
+            tenant = self._tenants.setdefault(traced.tenant, len(self._tenants) + 1)
+            names = [name + (tenant << _TENANT_SHIFT) for name in names]
+        return names
