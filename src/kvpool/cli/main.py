@@ -1,0 +1,53 @@
+"""`kvpool`: which command was asked for, and how mistakes are told.
+
+Exit codes: 0 done, 2 the user's mistake (one line on standard error, never a traceback).
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from importlib.metadata import version
+from typing import NoReturn
+
+from kvpool.cli import replay
+from kvpool.errors import KVPoolError
+
+USER_MISTAKE = 2
+INTERRUPTED = 130
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, and where help is."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(USER_MISTAKE, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = _Parser(prog="kvpool", description="The KV cache manager for LLM serving.")
+    parser.add_argument("--version", action="version", version=f"kvpool {version('kvpool')}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    replay.add_command(commands)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; the exit code."""
+    options = _parser().parse_args(arguments)
+    try:
+        options.run(options)
+        sys.stdout.flush()
+    except KVPoolError as error:
+        print(f"kvpool: {error}", file=sys.stderr)
+        return USER_MISTAKE
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our output has seen enough; nothing more may be written at exit either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

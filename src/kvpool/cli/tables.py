@@ -1,0 +1,161 @@
+"""How a replay looks in a terminal.
+
+Knows nothing of: how the figures came about.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any
+
+from kvpool.errors import MissingExtraError
+from kvpool.replay.report import Percentiles, ReplayReport, Tally, Timing
+
+try:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+except ImportError as error:
+    raise MissingExtraError("rich", "replay") from error
+
+_MAX_ROWS = 12
+
+
+def print_report(report: ReplayReport) -> None:
+    """One run, on standard output."""
+    console = Console(highlight=False)
+    console.print(f"[bold]{report.trace}[/]  {_size(report)}")
+    console.print(_hits(report.all))
+    console.print(_facts(report))
+    if report.timing is not None:
+        console.print(_times(report.timing))
+    for title, tallies in (("tenant", report.by_tenant), ("turn", dict(sorted(report.by_turn.items())))):
+        if tallies:
+            console.print(_breakdown(title, tallies.items()))
+            if len(tallies) > _MAX_ROWS:
+                console.print(f"[dim]… and {len(tallies) - _MAX_ROWS} more (--json has all)[/]")
+    for line in _notes(report):
+        console.print(f"[dim]{line}[/]")
+
+
+def print_sweep(reports: Sequence[ReplayReport], points: Sequence[dict[str, Any]]) -> None:
+    """Many runs, a row each; `points` are the swept values of each run."""
+    console = Console(highlight=False)
+    first = reports[0]
+    console.print(f"[bold]{first.trace}[/]  {first.mode} mode, {first.policy}, {len(reports)} runs")
+    given = [name for name in points[0] if name != "num_blocks"]
+    times = ("preempted", "TTFT p50", "p99") if first.timing is not None else ()
+    table = _table("blocks", *given, "hit tokens", "of", "rate", "ideal", "block rate", "evictions", *times)
+    for report, point in zip(reports, points, strict=True):
+        row = [f"{report.num_blocks:,}", *(str(point[name]) for name in given), *_sweep_cells(report)]
+        table.add_row(*row)
+    console.print(table)
+    for line in _notes(first):
+        console.print(f"[dim]{line}[/]")
+
+
+def _sweep_cells(report: ReplayReport) -> Iterator[str]:
+    tally = report.all
+    yield from (f"{tally.hit_tokens:,}", f"{tally.total_tokens:,}")
+    yield from (_percent(tally.token_hit_rate), _percent(tally.ideal_token_hit_rate), _percent(tally.block_hit_rate))
+    yield f"{report.evictions:,}"
+    if report.timing is not None:
+        first_token = report.timing.time_to_first_token_s
+        yield from (f"{report.preemptions:,}", _seconds(first_token.p50), _seconds(first_token.p99))
+
+
+def _size(report: ReplayReport) -> str:
+    counting = ", raw counting" if report.raw else ""
+    return f"{report.mode} mode{counting}, {report.num_blocks:,} blocks of {report.block_size} tokens, {report.policy}"
+
+
+def _hits(tally: Tally) -> Table:
+    table = _table("hits", "hit", "of", "rate", "infinite cache", "rate")
+    table.add_row(
+        "prompt tokens",
+        f"{tally.hit_tokens:,}",
+        f"{tally.total_tokens:,}",
+        _percent(tally.token_hit_rate),
+        f"{tally.ideal_hit_tokens:,}",
+        _percent(tally.ideal_token_hit_rate),
+    )
+    table.add_row(
+        "full blocks",
+        f"{tally.hit_blocks:,}",
+        f"{tally.total_blocks:,}",
+        _percent(tally.block_hit_rate),
+        f"{tally.ideal_hit_blocks:,}",
+        _percent(tally.ideal_block_hit_rate),
+    )
+    table.add_row("mean of requests", "", f"{tally.num_requests:,}", _percent(tally.mean_request_hit_rate), "", "")
+    return table
+
+
+def _facts(report: ReplayReport) -> Table:
+    tally = report.all
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    table.add_column(style="dim")
+    table.add_column(justify="right")
+    table.add_row("tokens computed again after eviction", f"{tally.recomputed_tokens:,}")
+    table.add_row("evicted blocks", f"{report.evictions:,}")
+    table.add_row("blocks held: peak, mean", f"{_percent(report.peak_held)}, {_percent(report.mean_held)}")
+    if report.timing is not None:
+        table.add_row("preemptions", f"{report.preemptions:,}")
+        table.add_row("tokens computed again after preemption", f"{report.preempted_tokens:,}")
+        table.add_row("output tokens", f"{report.timing.num_output_tokens:,}")
+        table.add_row("steps, seconds", f"{report.timing.num_steps:,}, {report.timing.duration_s:,.1f}")
+    if report.num_refused:
+        table.add_row("[yellow]requests that can never fit[/]", f"[yellow]{report.num_refused:,}[/]")
+    if report.num_skipped_lines:
+        table.add_row("[yellow]bad lines skipped[/]", f"[yellow]{report.num_skipped_lines:,}[/]")
+    return table
+
+
+def _times(timing: Timing) -> Table:
+    table = _table("seconds", "mean", "p50", "p90", "p99", "max")
+    _add_times(table, "queueing", timing.queueing_s)
+    _add_times(table, "time to first token", timing.time_to_first_token_s)
+    _add_times(table, "end to end", timing.end_to_end_s)
+    return table
+
+
+def _add_times(table: Table, what: str, times: Percentiles) -> None:
+    table.add_row(what, *(_seconds(value) for value in (times.mean, times.p50, times.p90, times.p99, times.max)))
+
+
+def _breakdown(title: str, tallies: Iterable[tuple[object, Tally]]) -> Table:
+    table = _table(title, "requests", "hit tokens", "of", "rate", "infinite cache")
+    for name, tally in islice(tallies, _MAX_ROWS):
+        table.add_row(
+            str(name),
+            f"{tally.num_requests:,}",
+            f"{tally.hit_tokens:,}",
+            f"{tally.total_tokens:,}",
+            _percent(tally.token_hit_rate),
+            _percent(tally.ideal_token_hit_rate),
+        )
+    return table
+
+
+def _notes(report: ReplayReport) -> Iterator[str]:
+    if report.raw:
+        yield "Counted raw: every id of the trace is a full block, and all of a prompt can hit."
+    else:
+        yield "Counted as an engine would: only full blocks are cached, the last prompt token is always computed."
+    if not report.all.ideal_hit_tokens:
+        yield "No prompt repeats a full block of another: no cache of any size can help this traffic."
+
+
+def _table(first: str, *others: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column(first)
+    for name in others:
+        table.add_column(name, justify="right", no_wrap=True)
+    return table
+
+
+def _percent(share: float) -> str:
+    return f"{share:.2%}"
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:,.3f}" if seconds < 100 else f"{seconds:,.0f}"
