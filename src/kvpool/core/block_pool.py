@@ -114,18 +114,15 @@ class BlockPool:
             self._evict(gone, num_named)
         return taken
 
-    def commit(self, block_ids: Sequence[BlockId], names: Sequence[BlockHash]) -> bool:
-        """These held blocks are full and final, and can be found under these names. False when all could be before."""
-        own, find_or_add = self._names, self._index.setdefault
-        before = len(self._index)
-        holders = self._holders
+    def commit(self, block_ids: Sequence[BlockId], names: Sequence[BlockHash]) -> None:
+        """These held blocks are full and final, and can be found under these names from now on."""
+        own, holders, find_or_add = self._names, self._holders, self._index.setdefault
         for block, name in zip(block_ids, names, strict=True):
             assert own[block] is None, f"invariant 4: block {block} already has a name"
             assert holders[block], f"invariant 3: block {block} is committed, but nobody holds it"
             own[block] = name
             if find_or_add(name, block) != block:
                 self._further.setdefault(name, []).append(block)
-        return len(self._index) > before
 
     def free(self, block_ids: Iterable[BlockId]) -> None:
         """One holder less for each of these blocks, in the order in which they should be evicted: tail first."""

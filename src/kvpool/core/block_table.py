@@ -15,10 +15,11 @@ class BlockTable:
     """One list of block ids a group; block i holds tokens i * block_size .. (i + 1) * block_size - 1 (invariant 7).
 
     Read it, do not write it: the cache does. `num_slots` tokens have room, `num_computed` of them have keys and
-    values, `num_committed` can be found by others: committed <= computed <= slots (invariant 6).
+    values, `num_committed` can be found by others: committed <= computed <= slots (invariant 6). `is_decoding` while
+    the request is in a `DecodeBatch`.
     """
 
-    __slots__ = ("block_ids", "block_size", "num_committed", "num_computed", "num_slots", "request_id")
+    __slots__ = ("block_ids", "block_size", "is_decoding", "num_committed", "num_computed", "num_slots", "request_id")
 
     def __init__(
         self, request_id: RequestId, block_ids: list[list[BlockId]], block_size: int, num_computed: int
@@ -29,6 +30,7 @@ class BlockTable:
         self.num_slots = len(block_ids[0]) * block_size
         self.num_computed = num_computed
         self.num_committed = num_computed
+        self.is_decoding = False
 
     def slot_mapping(self, start: int, stop: int, group_id: GroupId = 0) -> npt.NDArray[np.int64]:
         """The slots of tokens start .. stop - 1: int64, shape (stop - start,), slot = block id * block_size + offset.

@@ -9,9 +9,13 @@ Canonical CBOR (RFC 8949, section 4.2.1) writes every value in one way only, so 
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from hashlib import sha256
 from itertools import chain, repeat
 from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
 
 from kvpool.errors import ConfigError, UsageError
 
@@ -22,6 +26,8 @@ DEFAULT_SEED = "vllm-none-hash"
 
 _UINT, _NEGATIVE, _BYTES, _TEXT, _ARRAY = 0x00, 0x20, 0x40, 0x60, 0x80
 _NULL = b"\xf6"
+# An array of 3, the first of them 32 bytes.
+_START = b"\x83\x58\x20"
 _UINT_LIMIT = 1 << 64
 _CODES_LIMIT = 1 << 20
 
@@ -60,6 +66,24 @@ def _grow_codes(highest: int) -> None:
     """Make room in `_codes` for a whole vocabulary around the token id `highest`."""
     size = min(1 << highest.bit_length(), _CODES_LIMIT)
     _codes.extend(_cbor_head(_UINT, token_id) for token_id in range(len(_codes), size))
+
+
+# Bytes of a code of each width, left-aligned in a cell of 5: which of them are used.
+_USED = np.arange(5) < np.arange(6)[:, None]
+
+
+@lru_cache(maxsize=1)
+def _code_table_of(num_codes: int) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
+    codes = _codes[:num_codes]
+    cells = np.frombuffer(b"".join(code.ljust(5, b"\0") for code in codes), dtype=np.uint8).reshape(-1, 5)
+    return cells, np.fromiter(map(len, codes), dtype=np.uint8, count=len(codes))
+
+
+def _code_table(highest: int) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
+    """`_codes` as arrays: uint8 cells of shape (codes, 5), and the width of each code."""
+    if highest >= len(_codes):
+        _grow_codes(highest)
+    return _code_table_of(len(_codes))
 
 
 def _encode_tokens(token_ids: Sequence[int]) -> Iterable[bytes]:
@@ -115,9 +139,26 @@ class BlockHasher:
         extras = chain(map(_encode_keys, extra_keys), repeat(_NULL)) if extra_keys else repeat(_NULL)
         names = []
         for block, extra in zip(zip(*codes, strict=False), extras, strict=False):
-            name = sha256(join((b"\x83\x58\x20", name, head, *block, extra))).digest()
+            name = sha256(join((_START, name, head, *block, extra))).digest()
             names.append(name)
         return names
+
+    def name(self, block: bytes, parent: bytes | None, extra_keys: tuple[ExtraKey, ...] | None) -> bytes:
+        """The name of one block whose tokens are encoded already."""
+        return sha256(b"".join((_START, parent or self.root, self._head, block, _encode_keys(extra_keys)))).digest()
+
+    def encode(self, blocks: npt.NDArray[np.int64]) -> list[bytes]:
+        """The encoded tokens of many blocks at once, for `name`. int64, shape (blocks, block_size), all 0 or more."""
+        if not blocks.size:
+            return []
+        if blocks.max() >= _CODES_LIMIT:
+            return [b"".join(_encode_tokens(block)) for block in blocks.tolist()]
+        cells, widths = _code_table(int(blocks.max()))
+        tokens = blocks.reshape(-1)
+        width = widths.take(tokens)
+        data = cells.take(tokens, axis=0)[_USED.take(width, axis=0)].tobytes()
+        ends = width.reshape(blocks.shape).sum(axis=1, dtype=np.int64).cumsum().tolist()
+        return [data[start:end] for start, end in zip([0, *ends], ends, strict=False)]
 
 
 def _encode_keys(keys: tuple[ExtraKey, ...] | None) -> bytes:

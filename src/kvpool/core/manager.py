@@ -4,7 +4,7 @@ Owns: the block tables of live requests.
 Knows nothing of: scheduling, models, devices, time.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,12 +12,14 @@ import numpy.typing as npt
 
 from kvpool.core.block_pool import BlockPool
 from kvpool.core.block_table import BlockTable
+from kvpool.core.decode_batch import DecodeBatch, last_blocks
 from kvpool.core.groups import FullAttention
 from kvpool.core.hashing import DEFAULT_SEED, BlockHasher
-from kvpool.core.hit import FirstBlocks, Hit, HitEnd
+from kvpool.core.hit import Hit, HitEnd
+from kvpool.core.publisher import Publisher
 from kvpool.core.request import RequestLike
 from kvpool.errors import ConfigError, UsageError
-from kvpool.events import BlockStored, Event, EventLog
+from kvpool.events import Event, EventLog
 from kvpool.stats import CacheStats, Usage
 from kvpool.types import BlockHash, BlockId, RequestId
 
@@ -61,7 +63,7 @@ class KVCacheManager:
         self._pool = BlockPool(num_blocks, self._events)
         self._tables: dict[RequestId, BlockTable] = {}
         self._requests: dict[RequestId, RequestLike] = {}
-        self._first_blocks = FirstBlocks()
+        self._publisher = Publisher(self._pool, self.hasher, self._events)
 
     # -- verbs
 
@@ -100,7 +102,7 @@ class KVCacheManager:
         table = self._tables.get(request.request_id)
         if table is None:
             return self._admit(request, num_tokens, hit)
-        self._require_live(request)
+        self._require_alone(request)
         if hit is not None and hit.num_tokens:
             raise UsageError(
                 f"request {request.request_id!r} holds blocks already: a hit comes with its first allocation"
@@ -115,45 +117,87 @@ class KVCacheManager:
         Answers how many blocks those are. UsageError when that is less than before, or more than was allocated or
         than the request has.
         """
-        table = self._require_live(request)
+        table = self._require_alone(request)
         if not table.num_computed <= num_computed <= min(table.num_slots, request.num_tokens):
             raise UsageError(
                 f"request {request.request_id!r}: {num_computed} tokens committed; {table.num_computed} were computed "
                 f"before, {table.num_slots} are allocated, it has {request.num_tokens}"
             )
         table.num_computed = num_computed
-        return self._publish(request, table)
-
-    def step(self, requests: Sequence[RequestLike], token_ids: Sequence[int]) -> StepResult:
-        """One decode step of many live requests: all tokens are computed, `token_ids[i]` comes next for request i.
-
-        The same as `commit(r, r.num_tokens); r.append(token); allocate(r, 1)` for each in turn, at a fraction of the
-        cost. Every request is committed and grows; those left without room are named in the result, to be
-        preempted or asked for again by `allocate(r, 1)`.
-        UsageError, and nothing changes, when a request is not live, has fewer slots than tokens, or comes twice.
-        """
-        tables = self._step_tables(requests, token_ids)
-        full: list[tuple[RequestLike, BlockTable]] = []
-        for request, table, token_id in zip(requests, tables, token_ids, strict=True):
-            tokens = request.token_ids
-            table.num_computed = computed = len(tokens)
-            tokens.append(token_id)
-            if computed == table.num_slots:
-                full.append((request, table))
-        return self._next_blocks(full)
+        return self._publisher.publish((request,), (table,))
 
     def free(self, request: RequestLike) -> None:
         """The request lets go of its blocks, tail first, and is not live any more. What it committed can be found."""
-        self._require_live(request)
-        table = self._tables.pop(request.request_id)
+        table = self._require_alone(request)
+        del self._tables[request.request_id]
         del self._requests[request.request_id]
         self._pool.free(reversed(table.block_ids[0]))
+
+    # -- verbs for many requests at once
+
+    def decode_batch(self) -> DecodeBatch:
+        """An empty batch, for `join`."""
+        return DecodeBatch(self.block_size)
+
+    def join(self, batch: DecodeBatch, request: RequestLike) -> None:
+        """The request decodes with the batch from now on: all its tokens but the last are computed.
+
+        It needs no room for the last one yet: without, it is unserved (see `serve`). UsageError when tokens before the
+        last have no room, or when it is in a batch already.
+        """
+        table = self._require_alone(request)
+        self._validate_decoding(request, table)
+        table.num_computed = max(table.num_computed, request.num_tokens - 1)
+        self._publisher.publish((request,), (table,))
+        table.is_decoding = True
+        batch.add([request], [table])
+
+    def step(self, requests: DecodeBatch | Sequence[RequestLike], token_ids: Sequence[int]) -> StepResult:
+        """One decode step: all tokens of the requests are computed, and `token_ids[i]` comes next for the i-th.
+
+        The same as committing and appending for each, then `allocate(r, 1)` for each in order, at a fraction of the
+        cost. Every request is committed and grows; those left without room are named in the result, to be preempted
+        or served later (`serve` for a batch, `allocate(r, 1)` for a list of requests).
+        UsageError, and nothing changes, when a request is not live, has a token without room, or comes twice.
+
+        A list of requests is made a batch for this one step; keep a batch where many steps follow one another.
+        """
+        batch = requests if isinstance(requests, DecodeBatch) else self._batch_of(requests)
+        self._validate_step(batch, token_ids)
+        full, tables = batch.full_rows()
+        encoded = self.hasher.encode(last_blocks(full, self.block_size))
+        self._publisher.publish(full, tables, encoded)
+        batch.append(token_ids)
+        result = self._serve(full, tables)
+        batch.unserved = result.unserved
+        if batch is not requests:
+            batch.settle()
+        return result
+
+    def serve(self, batch: DecodeBatch) -> bool:
+        """Give room to unserved requests of the batch, in order, as far as there is any. Whether all have room now."""
+        if not batch.unserved:
+            return True
+        tables = [self._tables[request.request_id] for request in batch.unserved]
+        batch.unserved = self._serve(batch.unserved, tables).unserved
+        return not batch.unserved
+
+    def leave(self, batch: DecodeBatch, requests: Collection[RequestLike]) -> None:
+        """These requests leave the batch and go on alone: all their tokens but the last are computed."""
+        for request in requests:
+            if not self._require_live(request).is_decoding:
+                raise UsageError(f"request {request.request_id!r} leaves a batch, but is in none")
+        batch.remove(requests)
+        for request in requests:
+            self._tables[request.request_id].is_decoding = False
+
+    # -- verbs for the whole cache
 
     def clear(self) -> bool:
         """Forget all cached content (new weights, say). False, and nothing changes, while any request holds blocks."""
         if not self._pool.clear():
             return False
-        self._first_blocks = FirstBlocks()
+        self._publisher.forget()
         return True
 
     def take_events(self) -> list[Event]:
@@ -219,7 +263,7 @@ class KVCacheManager:
     def usage(self) -> Usage:
         """What every block is doing now. O(live requests)."""
         held = self._pool.num_usable - self._pool.num_free
-        unfilled = sum(table.num_slots - table.num_computed for table in self._tables.values())
+        unfilled = sum(table.num_slots - self._num_computed(table) for table in self._tables.values())
         return Usage(
             num_usable=self._pool.num_usable,
             num_held=held,
@@ -250,11 +294,7 @@ class KVCacheManager:
     def _reason(self, request: RequestLike, names: Sequence[BlockHash], num_found: int, limit: int) -> HitEnd:
         if num_found == limit // self.block_size:
             return HitEnd.LAST_TOKEN if num_found < len(names) else HitEnd.PARTIAL_BLOCK
-        if self._pool.was_evicted(names[num_found]):
-            return HitEnd.EVICTED
-        if num_found:
-            return HitEnd.NEVER_SEEN
-        return self._first_blocks.miss(names[0], request.plain_name(self.hasher))
+        return self._publisher.why_missing(request, num_found)
 
     def _admit(self, request: RequestLike, num_tokens: int, hit: Hit | None) -> BlockTable | None:
         found = hit.block_ids[0] if hit is not None else []
@@ -304,62 +344,52 @@ class KVCacheManager:
             table.num_slots += len(new) * self.block_size
         return table
 
-    def _publish(self, request: RequestLike, table: BlockTable) -> int:
-        """Commit the blocks that are full and not committed yet; how many."""
-        size = self.block_size
-        start, stop = table.num_committed // size, table.num_computed // size
-        if start == stop:
-            return 0
-        names = request.block_hashes(self.hasher)
-        if not start:
-            self._first_blocks.add(names[0], request.plain_name(self.hasher))
-        new = self._pool.commit(table.block_ids[0][start:stop], names[start:stop])
-        table.num_committed = stop * size
-        if new and self._events is not None:
-            tokens = tuple(request.token_ids[start * size : stop * size])
-            parent = names[start - 1] if start else None
-            self._events.add(BlockStored(tuple(names[start:stop]), parent, tokens, size, group_id=0))
-        return stop - start
-
-    def _step_tables(self, requests: Sequence[RequestLike], token_ids: Sequence[int]) -> list[BlockTable]:
-        """The table of each request, all of them fit for a decode step."""
-        if len(token_ids) != len(requests):
-            raise UsageError(f"{len(requests)} requests and {len(token_ids)} tokens: a step takes one token a request")
+    def _batch_of(self, requests: Sequence[RequestLike]) -> DecodeBatch:
+        """A batch for one step, whose requests stay alone."""
         if len(set(requests)) != len(requests):
             raise UsageError(f"{len(requests) - len(set(requests))} of {len(requests)} requests come twice in one step")
-        if token_ids and min(token_ids) < 0:
+        tables = list(map(self._require_alone, requests))
+        for request, table in zip(requests, tables, strict=True):
+            self._validate_decoding(request, table)
+        batch = DecodeBatch(self.block_size)
+        batch.add(requests, tables)
+        return batch
+
+    def _validate_decoding(self, request: RequestLike, table: BlockTable) -> None:
+        if table.num_slots < request.num_tokens - 1:
+            raise UsageError(
+                f"request {request.request_id!r} has {request.num_tokens} tokens and room for {table.num_slots}: "
+                "allocate for it before it decodes"
+            )
+
+    def _validate_step(self, batch: DecodeBatch, token_ids: Sequence[int]) -> None:
+        if len(token_ids) != len(batch):
+            raise UsageError(f"{len(batch)} requests and {len(token_ids)} tokens: a step takes one token a request")
+        if batch.unserved:
+            raise UsageError(f"request {batch.unserved[0].request_id!r} has no room for its last token: serve it first")
+        if len(token_ids) and min(token_ids) < 0:
             raise UsageError(f"token ids are 0 or more, not {min(token_ids)}")
-        get = self._tables.get
-        tables = [
-            table
-            for request in requests
-            if (table := get(request.request_id)) is not None and table.num_slots >= len(request.token_ids)
-        ]
-        if len(tables) < len(requests):
-            self._explain_unfit(requests)
-        return tables
 
-    def _explain_unfit(self, requests: Sequence[RequestLike]) -> None:
-        for request in requests:
-            table = self._require_live(request)
-            if table.num_slots < request.num_tokens:
-                raise UsageError(
-                    f"request {request.request_id!r} has {request.num_tokens} tokens and room for {table.num_slots}: "
-                    "allocate for it before the step"
-                )
-
-    def _next_blocks(self, full: list[tuple[RequestLike, BlockTable]]) -> StepResult:
-        """Commit the tables whose last block is full, and give each a block while there are any, in order."""
-        for request, table in full:
-            self._publish(request, table)
-        served = min(len(full), self._pool.num_free)
-        new = self._pool.allocate(served)
+    def _serve(self, requests: Sequence[RequestLike], tables: Sequence[BlockTable]) -> StepResult:
+        """A block for each request whose last token has no room, in order, while there are any."""
+        short = [(r, table) for r, table in zip(requests, tables, strict=True) if table.num_slots < len(r.token_ids)]
+        num_served = min(len(short), self._pool.num_free)
+        new = self._pool.allocate(num_served)
         assert new is not None, "invariant 8: the blocks were counted"
-        for (_, table), block in zip(full, new, strict=False):
+        for (_, table), block in zip(short, new, strict=False):
             table.block_ids[0].append(block)
             table.num_slots += self.block_size
-        grown = [request for request, _ in full]
-        return StepResult(grown[:served], np.array(new, dtype=np.int32), grown[served:])
+        in_need = [request for request, _ in short]
+        return StepResult(in_need[:num_served], np.array(new, dtype=np.int32), in_need[num_served:])
+
+    def _num_computed(self, table: BlockTable) -> int:
+        return self._requests[table.request_id].num_tokens - 1 if table.is_decoding else table.num_computed
+
+    def _require_alone(self, request: RequestLike) -> BlockTable:
+        table = self._require_live(request)
+        if table.is_decoding:
+            raise UsageError(f"request {request.request_id!r} decodes in a batch: only step moves it until it leaves")
+        return table
 
     def _require_live(self, request: RequestLike) -> BlockTable:
         table = self._tables.get(request.request_id)

@@ -38,8 +38,11 @@ class RequestLike(Protocol):
 
     num_preemptions: int
 
-    def block_hashes(self, hasher: BlockHasher, /) -> Sequence[BlockHash]:
-        """The names of all full blocks so far, each hashed once."""
+    def block_hashes(self, hasher: BlockHasher, next_block: bytes | None = None, /) -> Sequence[BlockHash]:
+        """The names of all full blocks so far, each hashed once.
+
+        `next_block` may be given when exactly one has no name yet: its tokens, as `hasher.encode` gives them.
+        """
 
     def plain_name(self, hasher: BlockHasher, /) -> BlockHash | None:
         """The first block's name if the request had no extra keys; None when it is not full or not known."""
@@ -141,8 +144,11 @@ class Request:
             raise UsageError(f"request {self.request_id!r}: token ids are 0 or more, not {token_id}")
         self.token_ids.append(token_id)
 
-    def block_hashes(self, hasher: BlockHasher) -> list[bytes]:
-        """The names of all full blocks so far. The list grows with the request; do not change it."""
+    def block_hashes(self, hasher: BlockHasher, next_block: bytes | None = None, /) -> list[bytes]:
+        """The names of all full blocks so far. The list grows with the request; do not change it.
+
+        `next_block` may be given when exactly one has no name yet: its tokens, as `hasher.encode` gives them.
+        """
         if self._hasher is not hasher and self._hasher != hasher:
             self._hasher, self._names = hasher, []
         names, size = self._names, hasher.block_size
@@ -150,7 +156,10 @@ class Request:
         if start < stop:
             parent = names[-1] if names else None
             keys = self._extra_keys(start, stop, size) if self._is_keyed or not start else ()
-            names += hasher.names(self.token_ids[start:stop], parent, keys)
+            if next_block is not None and stop - start == size:
+                names.append(hasher.name(next_block, parent, next(iter(keys), ())))
+            else:
+                names += hasher.names(self.token_ids[start:stop], parent, keys)
         return names
 
     def plain_name(self, hasher: BlockHasher) -> bytes | None:

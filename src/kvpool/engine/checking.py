@@ -7,30 +7,29 @@ Owns: one number a slot and layer, standing for keys and values.
 Knows nothing of: how blocks are chosen. That is what it checks.
 """
 
-from collections.abc import Callable
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from kvpool.core.manager import KVCacheManager
 from kvpool.core.request import RequestLike
-from kvpool.engine.scheduler import Batch
+from kvpool.engine.scheduler import Batch, NextTokens
 
-NextToken = Callable[[RequestLike], int]
 _UNWRITTEN = np.uint64(0)
 
 
-def echo_token(request: RequestLike) -> int:
-    """A token that depends on the last one and its position, so that equal histories go on alike."""
-    return (request.token_ids[-1] * 31 + request.num_tokens) % 32_000
+def echo_tokens(requests: Sequence[RequestLike]) -> list[int]:
+    """Tokens that depend on the last one and its position, so that equal histories go on alike."""
+    return [(request.token_ids[-1] * 31 + request.num_tokens) % 32_000 for request in requests]
 
 
 class CheckingRunner:
     """A runner for tests and for `replay --check`. Memory: 8 bytes a slot and layer."""
 
-    def __init__(self, cache: KVCacheManager, num_layers: int = 2, next_token: NextToken = echo_token) -> None:
+    def __init__(self, cache: KVCacheManager, num_layers: int = 2, next_tokens: NextTokens = echo_tokens) -> None:
         self._cache = cache
-        self._next_token = next_token
+        self._next_tokens = next_tokens
         self._layers = np.arange(1, num_layers + 1, dtype=np.uint64)[:, None]
         self._memory = np.full((num_layers, cache.num_blocks * cache.block_size), _UNWRITTEN)
         self.num_values_checked = 0
@@ -41,7 +40,7 @@ class CheckingRunner:
             self._memory[:, self._slots(request, start, start + count)] = self._values(request, start, start + count)
         for request, start, count in batch:
             self._check_history(request, start + count)
-        return [self._next_token(r) if start + count == r.num_tokens else None for r, start, count in batch]
+        return batch.sample(self._next_tokens)
 
     def _slots(self, request: RequestLike, start: int, stop: int) -> npt.NDArray[np.int64]:
         table = self._cache.table(request)

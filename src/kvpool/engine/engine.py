@@ -28,6 +28,8 @@ class StepOutput:
     requests: Sequence[RequestLike]
     token_ids: Sequence[int | None]
     ended: Sequence[RequestLike]
+    num_tokens: int
+    """How many requests got a token."""
 
 
 class Engine:
@@ -42,4 +44,5 @@ class Engine:
         batch = self.scheduler.schedule()
         token_ids = self.runner.run(batch)
         ended = self.scheduler.commit(batch, token_ids)
-        return StepOutput(batch.requests, token_ids, ended)
+        num_tokens = batch.num_decoding + sum(token_id is not None for token_id in token_ids[batch.num_decoding :])
+        return StepOutput(batch.requests, token_ids, ended, num_tokens)

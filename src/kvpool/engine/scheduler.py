@@ -9,14 +9,19 @@ the queue, and is computed again from whatever the cache still holds then. Nobod
 """
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
+from typing import TypeAlias
 
 from kvpool.core.hit import Hit
 from kvpool.core.manager import KVCacheManager
 from kvpool.core.request import RequestLike
 from kvpool.errors import ConfigError, RefusedError, UsageError
 from kvpool.types import RequestId
+
+NextTokens: TypeAlias = Callable[[Sequence[RequestLike]], Sequence[int]]
+"""What a model would say next, for each of these requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +40,11 @@ class SchedulerConfig:
         for name in ("max_num_batched_tokens", "max_num_seqs"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}: at least 1 is needed to ever finish")
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ConfigError(
+                f"max_num_batched_tokens is {self.max_num_batched_tokens}, below max_num_seqs {self.max_num_seqs}: a "
+                "running request needs a token each step; raise the one or lower the other"
+            )
         if not 0 <= self.watermark < 1:
             raise ConfigError(f"watermark is {self.watermark}: a share from 0 up to, not including, 1; 0.02 is usual")
 
@@ -43,18 +53,30 @@ class SchedulerConfig:
 class Batch:
     """What one step computes: tokens starts[i] .. starts[i] + counts[i] - 1 of requests[i], which have room.
 
-    The last `num_admitted` requests were admitted in this step; the tokens before their start are their hit.
+    The first `num_decoding` requests decode, one token each. The last `num_admitted` were admitted in this step; the
+    tokens before their start are their hit.
     """
 
     requests: list[RequestLike] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)
+    num_decoding: int = 0
     num_admitted: int = 0
 
     def add(self, request: RequestLike, start: int, count: int) -> None:
         self.requests.append(request)
         self.starts.append(start)
         self.counts.append(count)
+
+    def sample(self, next_tokens: NextTokens) -> list[int | None]:
+        """A token for each request that has none left to compute after this batch, None for the others."""
+        first = self.num_decoding
+        chunks = zip(self.requests[first:], self.starts[first:], self.counts[first:], strict=True)
+        is_done = [start + count == request.num_tokens for request, start, count in chunks]
+        done = [request for request, done in zip(self.requests[first:], is_done, strict=True) if done]
+        given = iter(next_tokens(self.requests[:first] + done))
+        sampled: list[int | None] = list(islice(given, first))
+        return sampled + [next(given) if done else None for done in is_done]
 
     def __len__(self) -> int:
         return len(self.requests)
@@ -70,14 +92,25 @@ class Scheduler:
         self.cache = cache
         self.config = config or SchedulerConfig()
         self.waiting: deque[RequestLike] = deque()
-        self.running: list[RequestLike] = []
+        self.decoding = cache.decode_batch()
+        self.prefilling: list[RequestLike] = []
+        """Admitted after all that decode. Between steps at most one: the last, whose prompt takes several steps."""
         self.num_preemptions = 0
         self._watermark_blocks = int(self.config.watermark * cache.num_blocks)
         self._ids: set[RequestId] = set()
 
     @property
+    def running(self) -> list[RequestLike]:
+        """All that hold blocks, in the order of their admission."""
+        return [*self.decoding.requests, *self.prefilling]
+
+    @property
+    def num_running(self) -> int:
+        return len(self.decoding) + len(self.prefilling)
+
+    @property
     def has_work(self) -> bool:
-        return bool(self.waiting or self.running)
+        return bool(self.waiting or self.num_running)
 
     def add(self, request: RequestLike) -> None:
         """The request joins the queue. RefusedError, with the numbers, when it could never run to its end here."""
@@ -96,91 +129,67 @@ class Scheduler:
 
     def abort(self, request: RequestLike) -> None:
         """The request leaves at once, wherever it is. Nothing that it had not computed can be found afterwards."""
-        if request in self.running:
-            self.running.remove(request)
-            self.cache.free(request)
-        elif request in self.waiting:
+        if request in self.waiting:
             self.waiting.remove(request)
+        elif request.request_id in self._ids and self.cache.table(request) is not None:
+            self._release(request)
         else:
             raise UsageError(f"request {request.request_id!r} is neither waiting nor running")
         self._ids.discard(request.request_id)
 
     def schedule(self) -> Batch:
         """The next step, with room for all its tokens. Empty only when there is no work."""
-        batch = Batch()
         preemptions = self.num_preemptions
-        budget = self._schedule_running(batch)
+        while not self.cache.serve(self.decoding):
+            self._preempt_newest()
+        batch = self._decoding_batch()
+        budget = self.config.max_num_batched_tokens - len(batch)
+        for request in list(self.prefilling):
+            budget -= self._continue_prefill(batch, request, budget)
         if self.num_preemptions == preemptions:
-            self._schedule_waiting(batch, budget)
+            self._admit(batch, budget)
         return batch
 
     def commit(self, batch: Batch, token_ids: Sequence[int | None]) -> list[RequestLike]:
         """The batch was computed and gave these tokens (None: the prompt is not done yet). Answers who ended.
 
         Full blocks become findable; requests that ended let go of their blocks; the others get room for their token, as
-        far as there is any.
+        far as there is any. Requests that were aborted or preempted meanwhile are passed over.
         """
-        decoding, next_ids, ended = [], [], []
-        for (request, start, count), token_id in zip(batch, token_ids, strict=True):
-            if token_id is None:
-                self.cache.commit(request, start + count)
-            elif request.num_tokens - request.num_prompt_tokens + 1 == request.max_tokens:
-                self._end(request, token_id)
-                ended.append(request)
-            else:
-                decoding.append(request)
-                next_ids.append(token_id)
-        if ended:
-            self.running = [request for request in self.running if request.request_id in self._ids]
-        self.cache.step(decoding, next_ids)
+        next_ids = self._tokens_of_decoding(batch, token_ids)
+        ended = self._end_decoding(next_ids)
+        first = batch.num_decoding
+        prefilled = self._commit_prefill(batch, token_ids[first:], ended)
+        self.cache.step(self.decoding, next_ids)
+        for request in prefilled:
+            self.cache.join(self.decoding, request)
         return ended
 
     def reset_prefix_cache(self, *, preempt_running: bool = False) -> bool:
         """Forget all cached content. False, and nothing changes, while requests run, unless these are preempted."""
         if preempt_running:
-            while self.running:
-                self._preempt(self.running.pop())
+            while self.num_running:
+                self._preempt_newest()
         return self.cache.clear()
 
-    def _end(self, request: RequestLike, token_id: int) -> None:
-        self.cache.commit(request, request.num_tokens)
-        request.token_ids.append(token_id)
-        self.cache.free(request)
-        self._ids.discard(request.request_id)
+    def _decoding_batch(self) -> Batch:
+        requests = self.decoding.requests
+        starts = (self.decoding.num_tokens - 1).tolist()
+        return Batch(list(requests), starts, [1] * len(requests), num_decoding=len(requests))
 
-    def _schedule_running(self, batch: Batch) -> int:
-        """Room for every running request's next tokens, oldest first; the token budget that is left."""
-        budget = self.config.max_num_batched_tokens
-        row = 0
-        while budget and row < len(self.running):
-            request = self.running[row]
-            table = self.cache.table(request)
-            assert table is not None, f"request {request.request_id!r} runs without blocks"
-            count = min(request.num_tokens - table.num_computed, budget)
-            if table.num_computed + count > table.num_slots and not self._make_room(request, count):
-                break
-            batch.add(request, table.num_computed, count)
-            budget -= count
-            row += 1
-        return budget
+    def _continue_prefill(self, batch: Batch, request: RequestLike, budget: int) -> int:
+        """Room for the next chunk of a prompt; its tokens. Without room the request is preempted: it is the newest."""
+        table = self.cache.table(request)
+        assert table is not None, f"request {request.request_id!r} runs without blocks"
+        count = min(request.num_tokens - table.num_computed, budget)
+        if self.cache.allocate(request, count) is None:
+            self._preempt_newest()
+            return 0
+        batch.add(request, table.num_computed, count)
+        return count
 
-    def _make_room(self, request: RequestLike, count: int) -> bool:
-        """Preempt the newest until the request has room; False when it was itself the newest."""
-        while self.cache.allocate(request, count) is None:
-            victim = self.running.pop()
-            self._preempt(victim)
-            if victim is request:
-                return False
-        return True
-
-    def _preempt(self, victim: RequestLike) -> None:
-        self.cache.free(victim)
-        victim.num_preemptions += 1
-        self.num_preemptions += 1
-        self.waiting.appendleft(victim)
-
-    def _schedule_waiting(self, batch: Batch, budget: int) -> None:
-        while budget and self.waiting and len(self.running) < self.config.max_num_seqs:
+    def _admit(self, batch: Batch, budget: int) -> None:
+        while budget and self.waiting and self.num_running < self.config.max_num_seqs:
             request = self.waiting[0]
             hit = self.cache.match(request)
             if not self._fits_whole(request, hit):
@@ -188,13 +197,79 @@ class Scheduler:
             count = min(request.num_tokens - hit.num_tokens, budget)
             table = self.cache.allocate(request, count, hit)
             assert table is not None, "invariant 12: what was admitted has room"
-            self.running.append(self.waiting.popleft())
+            self.prefilling.append(self.waiting.popleft())
             batch.add(request, hit.num_tokens, count)
             batch.num_admitted += 1
             budget -= count
 
+    def _preempt_newest(self) -> None:
+        victim = self.prefilling[-1] if self.prefilling else self.decoding.requests[-1]
+        self._release(victim)
+        victim.num_preemptions += 1
+        self.num_preemptions += 1
+        self.waiting.appendleft(victim)
+
+    def _release(self, request: RequestLike) -> None:
+        """A running request lets go of its blocks, computed or not."""
+        if request in self.prefilling:
+            self.prefilling.remove(request)
+        else:
+            self.cache.leave(self.decoding, [request])
+        self.cache.free(request)
+
+    def _tokens_of_decoding(self, batch: Batch, token_ids: Sequence[int | None]) -> list[int]:
+        """The tokens of the requests that still decode, in order of their rows."""
+        given = list(zip(batch.requests[: batch.num_decoding], token_ids, strict=False))
+        if len(given) != len(self.decoding):
+            still = set(self.decoding.requests)
+            given = [(request, token_id) for request, token_id in given if request in still]
+        next_ids = [token_id for _, token_id in given if token_id is not None]
+        assert len(next_ids) == len(given), "a request decodes and got no token"
+        return next_ids
+
+    def _end_decoding(self, next_ids: list[int]) -> list[RequestLike]:
+        """Those that got their last token leave, and their tokens are taken out of `next_ids`."""
+        rows = self.decoding.ending_rows()
+        if not rows:
+            return []
+        ended = [(self.decoding.requests[row], next_ids[row]) for row in rows]
+        for row in reversed(rows):
+            del next_ids[row]
+        self.cache.leave(self.decoding, [request for request, _ in ended])
+        for request, token_id in ended:
+            self._end(request, token_id)
+        return [request for request, _ in ended]
+
+    def _commit_prefill(
+        self, batch: Batch, token_ids: Sequence[int | None], ended: list[RequestLike]
+    ) -> list[RequestLike]:
+        """Commit the chunks; the requests whose prompt is done and that go on. Those that are through join `ended`."""
+        prefilled = []
+        first = batch.num_decoding
+        chunks = zip(batch.requests[first:], batch.starts[first:], batch.counts[first:], token_ids, strict=True)
+        for request, start, count, token_id in chunks:
+            if request not in self.prefilling:
+                continue
+            self.cache.commit(request, start + count)
+            if token_id is None:
+                continue
+            self.prefilling.remove(request)
+            if request.num_tokens - request.num_prompt_tokens + 1 == request.max_tokens:
+                self._end(request, token_id)
+                ended.append(request)
+            else:
+                request.token_ids.append(token_id)
+                prefilled.append(request)
+        return prefilled
+
+    def _end(self, request: RequestLike, token_id: int) -> None:
+        self.cache.commit(request, request.num_tokens)
+        request.token_ids.append(token_id)
+        self.cache.free(request)
+        self._ids.discard(request.request_id)
+
     def _fits_whole(self, request: RequestLike, hit: Hit) -> bool:
         """Whether all tokens that the request has now fit beside the running ones, the watermark kept."""
         needed = self.cache.num_blocks_needed(request, request.num_tokens - hit.num_tokens, hit)
-        spare = self._watermark_blocks if self.running else 0
+        spare = self._watermark_blocks if self.num_running else 0
         return needed + spare <= self.cache.num_free_blocks

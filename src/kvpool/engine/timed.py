@@ -4,12 +4,11 @@ Owns: the virtual clock's hands, while a batch runs.
 Knows nothing of: blocks and their contents.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from kvpool.core.request import RequestLike
 from kvpool.engine.engine import Runner
 from kvpool.engine.roofline import StepTime
-from kvpool.engine.scheduler import Batch
+from kvpool.engine.scheduler import Batch, NextTokens
 
 
 class VirtualClock:
@@ -27,18 +26,18 @@ class VirtualClock:
 
 
 class TimedRunner:
-    """Advances the clock by the estimate of each batch. Tokens come from `next_token`, or from an inner runner."""
+    """Advances the clock by the estimate of each batch. Tokens come from `next_tokens`, or from an inner runner."""
 
     def __init__(
         self,
         clock: VirtualClock,
         step_time: StepTime,
-        next_token: Callable[[RequestLike], int] = lambda _: 0,
+        next_tokens: NextTokens = lambda requests: [0] * len(requests),
         inner: Runner | None = None,
     ) -> None:
         self.clock = clock
         self._step_time = step_time
-        self._next_token = next_token
+        self._next_tokens = next_tokens
         self._inner = inner
 
     def run(self, batch: Batch) -> Sequence[int | None]:
@@ -46,13 +45,14 @@ class TimedRunner:
             self.clock.advance(self._seconds(batch))
         if self._inner is not None:
             return self._inner.run(batch)
-        return [self._next_token(r) if start + count == r.num_tokens else None for r, start, count in batch]
+        return batch.sample(self._next_tokens)
 
     def _seconds(self, batch: Batch) -> float:
+        starts, counts = batch.starts[batch.num_decoding :], batch.counts[batch.num_decoding :]
         num_tokens = sum(batch.counts)
-        num_pairs = sum(count * (start + count / 2) for _, start, count in batch if count > 1)
+        num_pairs = sum(count * (start + count / 2) for start, count in zip(starts, counts, strict=True))
         return self._step_time.seconds(
-            num_prefill_tokens=num_tokens - batch.counts.count(1),
+            num_prefill_tokens=sum(counts),
             num_kv_tokens=num_tokens + sum(batch.starts),
             num_attended_pairs=num_pairs,
         )

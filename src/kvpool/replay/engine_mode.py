@@ -31,21 +31,27 @@ class EngineRun:
         self._cache = KVCacheManager(settings.num_blocks, self._block_size, events=False)
         self._scheduler = Scheduler(self._cache, settings.scheduler)
         self._clock = VirtualClock()
-        self._runner = TimedRunner(self._clock, settings.step_time, self._next_token, self._checking_runner())
+        self._runner = TimedRunner(self._clock, settings.step_time, self._next_tokens, self._checking_runner())
         self._intake = Intake(source, settings)
         self._accounts = Accounts(self._block_size)
         self._journal = Journal(settings.sample_every_s)
         self._traced: dict[RequestId, TraceRequest] = {}
+        self._outputs: dict[RequestId, Sequence[int]] = {}
         self._num_refused = 0
 
     def _checking_runner(self) -> CheckingRunner | None:
-        return CheckingRunner(self._cache, next_token=self._next_token) if self._settings.check else None
+        return CheckingRunner(self._cache, next_tokens=self._next_tokens) if self._settings.check else None
+
+    def _next_tokens(self, requests: Sequence[RequestLike]) -> list[int]:
+        """What the trace says comes next; 0 where it does not say."""
+        if not self._outputs:
+            return [0] * len(requests)
+        return [self._next_token(request) for request in requests]
 
     def _next_token(self, request: RequestLike) -> int:
-        """What the trace says comes next; 0 where it does not say."""
-        outputs = self._traced[request.request_id].output_token_ids
+        outputs = self._outputs.get(request.request_id, ())
         position = request.num_tokens - request.num_prompt_tokens
-        return outputs[position] if outputs is not None and position < len(outputs) else 0
+        return outputs[position] if position < len(outputs) else 0
 
     def run(self, requests: Iterable[TraceRequest]) -> None:
         """Until the last request has ended, or the clock passes the stop. Time counts from the first arrival."""
@@ -59,15 +65,14 @@ class EngineRun:
                 coming = next(arrivals, None)
             if self._scheduler.has_work:
                 output = engine.step()
-                num_tokens = len(output.token_ids) - output.token_ids.count(None)
-                self._journal.stepped(num_tokens, output.ended, clock.now_s)
+                self._journal.stepped(output.num_tokens, output.ended, clock.now_s)
                 self._forget(output.ended)
             elif coming is not None:
                 self._journal.lasted(clock.now_s, coming.arrival_s - start_s, 0, 0, 0.0)
                 clock.advance_to(coming.arrival_s - start_s)
         if self._settings.check:
             self._cache.check()
-            assert self._cache.num_live_requests == len(self._scheduler.running), (
+            assert self._cache.num_live_requests == self._scheduler.num_running, (
                 "invariant 1: a request that ended holds blocks"
             )
 
@@ -80,11 +85,14 @@ class EngineRun:
             self._count(traced, request, num_hit_tokens=0)
         else:
             self._traced[request.request_id] = traced
+            if traced.output_token_ids is not None:
+                self._outputs[request.request_id] = traced.output_token_ids
             self._journal.arrived(request, arrival_s)
 
     def _forget(self, ended: Iterable[RequestLike]) -> None:
         for request in ended:
             del self._traced[request.request_id]
+            self._outputs.pop(request.request_id, None)
             names = request.block_hashes(self._cache.hasher)
             first, stop = request.num_prompt_tokens // self._block_size, (request.num_tokens - 1) // self._block_size
             self._accounts.remember(names[first:stop])
@@ -104,7 +112,7 @@ class EngineRun:
         """Let the batch take its time, and note the state that the engine is in meanwhile."""
         since_s = self._clock.now_s
         token_ids = self._runner.run(batch)
-        running, waiting = len(self._scheduler.running), len(self._scheduler.waiting)
+        running, waiting = self._scheduler.num_running, len(self._scheduler.waiting)
         held = 1 - self._cache.num_free_blocks / self._cache.num_usable_blocks
         self._journal.lasted(since_s, self._clock.now_s, running, waiting, held)
         return token_ids

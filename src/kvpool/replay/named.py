@@ -15,7 +15,7 @@ from kvpool.errors import ConfigError, UsageError
 from kvpool.types import BlockHash, RequestId
 
 _BLOCKS_PER_REQUEST = 1 << 24
-_TOKEN_MASK = (1 << 60) - 1
+_TOKEN_MASK = (1 << 20) - 1
 
 
 def names_at(block_ids: Sequence[int], trace_block_size: int, block_size: int) -> Sequence[int]:
@@ -81,19 +81,17 @@ class NamedRequest:
         return self._token_ids
 
     def _stand_ins(self) -> list[int]:
+        """One number for all tokens of a block: whoever mixes in the position tells any two of them apart."""
         tokens: list[int] = []
         for name in self._names:
-            first = hash((name, self._block_size)) & _TOKEN_MASK
-            tokens.extend(range(first, first + self._block_size))
-        unnamed = self.num_prompt_tokens - len(tokens)
-        first = hash((self._serial, -1)) & _TOKEN_MASK
-        tokens.extend(range(first, first + unnamed))
-        return tokens
+            tokens += [hash((name, self._block_size)) & _TOKEN_MASK] * self._block_size
+        own = hash((self._serial, -1)) & _TOKEN_MASK
+        return tokens + [own] * (self.num_prompt_tokens - len(tokens))
 
     def append(self, token_id: int) -> None:
         self.token_ids.append(token_id)
 
-    def block_hashes(self, _hasher: BlockHasher) -> list[BlockHash]:
+    def block_hashes(self, _hasher: BlockHasher, _next_block: bytes | None = None, /) -> list[BlockHash]:
         """The trace's names, then one of its own for every further full block."""
         names = self._names
         num_full = self.num_tokens // self._block_size
@@ -102,5 +100,5 @@ class NamedRequest:
             names += [first_own - block for block in range(len(names), num_full)]
         return names
 
-    def plain_name(self, _hasher: BlockHasher) -> BlockHash | None:
+    def plain_name(self, _hasher: BlockHasher, /) -> BlockHash | None:
         return None

@@ -1,0 +1,106 @@
+"""The requests that decode together: one row each, so that a step costs array operations and not a loop.
+
+Owns: the length of each row, and the length at which it ends.
+Knows nothing of: the pool. The manager joins, steps and leaves.
+"""
+
+from collections import deque
+from collections.abc import Collection, Iterable, Sequence
+from itertools import chain
+
+import numpy as np
+import numpy.typing as npt
+
+from kvpool.core.block_table import BlockTable
+from kvpool.core.request import RequestLike
+
+_NO_LIMIT = np.iinfo(np.int64).max
+
+
+class DecodeBatch:
+    """Rows in the order in which requests joined. Made empty; read `requests`, give it to the manager's verbs.
+
+    All tokens of a row but its last are computed. While a request is in a batch only `step` moves it: its token list is
+    always up to date, its table's `num_computed` stands at the last block border until it leaves.
+    """
+
+    def __init__(self, block_size: int) -> None:
+        self.requests: list[RequestLike] = []
+        self.unserved: list[RequestLike] = []
+        """Those whose last token has no room, in order of their rows."""
+        self._block_size = block_size
+        self._tables: list[BlockTable] = []
+        self._tokens: list[list[int]] = []
+        self._lengths = np.zeros(0, dtype=np.int64)
+        self._limits = np.zeros(0, dtype=np.int64)
+
+    def __len__(self) -> int:
+        return len(self.requests)
+
+    @property
+    def num_tokens(self) -> npt.NDArray[np.int64]:
+        """How many tokens each row has, the one to be computed next included. Changes with the next step."""
+        return self._lengths
+
+    def add(self, requests: Sequence[RequestLike], tables: Iterable[BlockTable]) -> None:
+        """Rows at the end."""
+        self.requests += requests
+        self._tables += tables
+        self._tokens += [request.token_ids for request in requests]
+        self._lengths = np.append(self._lengths, [request.num_tokens for request in requests])
+        self._limits = np.append(self._limits, list(map(_longest, requests)))
+        self.unserved += [
+            request
+            for request, table in zip(requests, self._tables[-len(requests) :], strict=True)
+            if table.num_slots < request.num_tokens
+        ]
+
+    def remove(self, leaving: Collection[RequestLike]) -> None:
+        """Take rows out, the others keep their order. The tables of those that leave are up to date again."""
+        gone = set(leaving)
+        self._settle(gone)
+        kept = [row for row, request in enumerate(self.requests) if request not in gone]
+        self.requests = [self.requests[row] for row in kept]
+        self._tables = [self._tables[row] for row in kept]
+        self._tokens = [self._tokens[row] for row in kept]
+        self._lengths = self._lengths[kept]
+        self._limits = self._limits[kept]
+        self.unserved = [request for request in self.unserved if request not in gone]
+
+    def ending_rows(self) -> list[int]:
+        """The rows whose next token is their last."""
+        rows: list[int] = (self._lengths >= self._limits - 1).nonzero()[0].tolist()
+        return rows
+
+    def full_rows(self) -> tuple[list[RequestLike], list[BlockTable]]:
+        """The requests whose last block is full, and their tables, which know now that all of it is computed."""
+        rows = (self._lengths % self._block_size == 0).nonzero()[0].tolist()
+        tables = [self._tables[row] for row in rows]
+        for row, table in zip(rows, tables, strict=True):
+            table.num_computed = len(self._tokens[row])
+        return [self.requests[row] for row in rows], tables
+
+    def append(self, token_ids: Iterable[int]) -> None:
+        """One more token for each row."""
+        deque(map(list.append, self._tokens, token_ids), maxlen=0)
+        self._lengths += 1
+
+    def settle(self) -> None:
+        """Bring all tables up to date."""
+        self._settle(set(self.requests))
+
+    def _settle(self, requests: Collection[RequestLike]) -> None:
+        for request, table in zip(self.requests, self._tables, strict=True):
+            if request in requests:
+                table.num_computed = request.num_tokens - 1
+
+
+def _longest(request: RequestLike) -> int:
+    """How many tokens the request has at its end."""
+    return _NO_LIMIT if request.max_tokens is None else request.num_prompt_tokens + request.max_tokens
+
+
+def last_blocks(requests: Sequence[RequestLike], block_size: int) -> npt.NDArray[np.int64]:
+    """The last `block_size` tokens of each request: int64, shape (requests, block_size)."""
+    tokens = chain.from_iterable([request.token_ids[-block_size:] for request in requests])
+    return np.fromiter(tokens, np.int64, len(requests) * block_size).reshape(-1, block_size)
