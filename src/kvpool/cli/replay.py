@@ -8,6 +8,7 @@ from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import product
+from math import inf
 from typing import Any
 
 from kvpool.cli.progress import progress_bar
@@ -173,6 +174,8 @@ def _source(options: argparse.Namespace) -> Source:
         raise ConfigError("give one of the two: a TRACE file, or --workload NAME for generated traffic")
     if options.workload is not None:
         return Workload(options.workload, options.seed, options.requests, options.rate, options.arrivals)
+    # transformers would print a line about absent models, which a tokenizer does not need.
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     tokenizer = load_tokenizer(options.tokenizer) if options.tokenizer else None
     return open_trace(options.trace, skip_bad=options.skip_bad, tokenizer=tokenizer, session_gap_s=options.session_gap)
 
@@ -201,8 +204,8 @@ def _num_blocks(options: argparse.Namespace, block_size: int) -> int:
     if options.bytes_per_token is None and options.model is None:
         raise ConfigError("--kv-gib needs to know what a token takes: --bytes-per-token B, or --model NAME")
     bytes_per_token = options.bytes_per_token or MODELS[options.model].kv_bytes_per_token
-    if bytes_per_token < 1 or options.kv_gib <= 0:
-        raise ConfigError(f"--kv-gib {options.kv_gib} and --bytes-per-token {bytes_per_token}: both are more than 0")
+    if bytes_per_token < 1 or not 0 < options.kv_gib < inf:
+        raise ConfigError(f"--kv-gib {options.kv_gib} and --bytes-per-token {bytes_per_token}: both are more than 0, and finite")
     return int(options.kv_gib * GIB) // (bytes_per_token * block_size)
 
 

@@ -18,19 +18,20 @@ except ImportError as error:
     raise MissingExtraError("rich", "replay") from error
 
 _MAX_ROWS = 12
+_WIDEST = 1000
 
 
 def print_report(report: ReplayReport) -> None:
     """One run, on standard output."""
     console = Console(highlight=False)
     console.print(f"[bold]{report.trace}[/]  {_size(report)}")
-    console.print(_hits(report.all))
-    console.print(_facts(report))
+    _show(console, _hits(report.all))
+    _show(console, _facts(report))
     if report.timing is not None:
-        console.print(_times(report.timing))
+        _show(console, _times(report.timing))
     for title, tallies in (("tenant", report.by_tenant), ("turn", dict(sorted(report.by_turn.items())))):
         if tallies:
-            console.print(_breakdown(title, tallies.items()))
+            _show(console, _breakdown(title, tallies.items()))
             if len(tallies) > _MAX_ROWS:
                 console.print(f"[dim]… and {len(tallies) - _MAX_ROWS} more (--json has all)[/]")
     for line in _notes(report):
@@ -41,21 +42,24 @@ def print_sweep(reports: Sequence[ReplayReport], points: Sequence[dict[str, Any]
     """Many runs, a row each; `points` are the swept values of each run."""
     console = Console(highlight=False)
     first = reports[0]
-    console.print(f"[bold]{first.trace}[/]  {first.mode} mode, {first.policy}, {len(reports)} runs")
+    totals = {report.all.total_tokens for report in reports}
+    total = f", {totals.pop():,} prompt tokens" if len(totals) == 1 else ""
+    console.print(f"[bold]{first.trace}[/]  {first.mode} mode, {first.policy}, {len(reports)} runs{total}")
     given = [name for name in points[0] if name != "num_blocks"]
-    times = ("preempted", "TTFT p50", "p99") if first.timing is not None else ()
-    table = _table("blocks", *given, "hit tokens", "of", "rate", "ideal", "block rate", "evictions", *times)
+    headings = [name.replace("_", "\n") for name in given]
+    tokens = ("hit tokens",) if total else ("hit tokens", "of")
+    times = ("pre-\nempted", "TTFT\np50, s", "TTFT\np99, s") if first.timing is not None else ()
+    table = _table("blocks", *headings, *tokens, "hit\nrate", "infinite\ncache", "block\nrate", "evicted", *times)
     for report, point in zip(reports, points, strict=True):
-        row = [f"{report.num_blocks:,}", *(str(point[name]) for name in given), *_sweep_cells(report)]
-        table.add_row(*row)
-    console.print(table)
+        counted = (f"{report.all.hit_tokens:,}", f"{report.all.total_tokens:,}")[: len(tokens)]
+        table.add_row(f"{report.num_blocks:,}", *(str(point[name]) for name in given), *counted, *_sweep_cells(report))
+    _show(console, table)
     for line in _notes(first):
         console.print(f"[dim]{line}[/]")
 
 
 def _sweep_cells(report: ReplayReport) -> Iterator[str]:
     tally = report.all
-    yield from (f"{tally.hit_tokens:,}", f"{tally.total_tokens:,}")
     yield from (_percent(tally.token_hit_rate), _percent(tally.ideal_token_hit_rate), _percent(tally.block_hit_rate))
     yield f"{report.evictions:,}"
     if report.timing is not None:
@@ -146,11 +150,18 @@ def _notes(report: ReplayReport) -> Iterator[str]:
 
 
 def _table(first: str, *others: str) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     table.add_column(first)
     for name in others:
         table.add_column(name, justify="right", no_wrap=True)
     return table
+
+
+def _show(console: Console, table: Table) -> None:
+    """Print a table whole: in a terminal that is too narrow its lines wrap, and no digit is lost."""
+    needed = console.measure(table, options=console.options.update(width=_WIDEST)).maximum
+    wide = Console(highlight=False, width=max(console.width, needed))
+    wide.print(table)
 
 
 def _percent(share: float) -> str:

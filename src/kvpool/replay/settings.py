@@ -13,6 +13,7 @@ from kvpool.engine.scheduler import SchedulerConfig
 from kvpool.errors import ConfigError
 from kvpool.replay.trace import TraceRequest
 
+DEFAULT_BLOCK_SIZE = 16
 DEFAULT_STEP_TIME = roofline(ACCELERATORS["H100-SXM"], MODELS["Llama-3.1-8B"])
 
 
@@ -61,6 +62,8 @@ class ReplaySettings:
             raise ConfigError(
                 "raw counting looks ids up one by one: it goes with mode 'cache', an engine computes tokens"
             )
+        if self.block_size is not None and self.block_size < 1:
+            raise ConfigError(f"block_size is {self.block_size}: a block holds at least 1 token, 16 is usual")
         if self.num_blocks < 2:
             raise ConfigError(f"num_blocks is {self.num_blocks}: at least 2 are needed, the null block and one to use")
         if not self.stop_at_s > 0:
@@ -70,4 +73,4 @@ class ReplaySettings:
 
     def block_size_for(self, source: Source) -> int:
         """The block size of a run over `source`."""
-        return self.block_size or source.block_size or 16
+        return self.block_size or source.block_size or DEFAULT_BLOCK_SIZE

@@ -9,7 +9,7 @@ import heapq
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import count, islice
+from itertools import count, islice, repeat
 from typing import ClassVar
 
 import numpy as np
@@ -158,9 +158,9 @@ def _poisson(rng: random.Random, rate: float) -> Iterator[float]:
 
 
 def _bursty(rng: random.Random, rate: float) -> Iterator[float]:
-    """Groups of 1 to 15 sessions within a second, as many a second on average."""
+    """Groups of 1 to 15 sessions at once, as many a second on average."""
     for now_s in _poisson(rng, rate / 8):
-        yield from sorted(now_s + rng.random() for _ in range(rng.randrange(1, 16)))
+        yield from repeat(now_s, rng.randrange(1, 16))
 
 
 KINDS: dict[str, Callable[[_Session], list[TraceRequest]]] = {

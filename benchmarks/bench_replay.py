@@ -1,0 +1,67 @@
+"""How many block references a second does cache mode look up, on one core?
+
+    python benchmarks/bench_replay.py [TRACE ...]
+
+Without traces, a generated one in the shape of a chat service: blocks of 512, a shared first block, a third of the
+rest seen before. Each source is replayed from memory (the cache alone) and as it is read. Medians of 3 runs.
+"""
+
+import random
+import sys
+from collections.abc import Iterator, Sequence
+
+from medians import median_s, print_table
+
+from kvpool.replay.readers import open_trace
+from kvpool.replay.settings import ReplaySettings, Source
+from kvpool.replay.simulator import replay
+from kvpool.replay.trace import TraceRequest
+
+
+class InMemory:
+    """Requests that are read already."""
+
+    seed = None
+    num_skipped = 0
+
+    def __init__(self, name: str, block_size: int | None, requests: Sequence[TraceRequest]) -> None:
+        self.name = name
+        self.block_size = block_size
+        self.requests = requests
+
+    def __iter__(self) -> Iterator[TraceRequest]:
+        return iter(self.requests)
+
+
+def generated() -> InMemory:
+    rng = random.Random(1)
+    requests: list[TraceRequest] = []
+    next_id = 1
+    for number in range(12_000):
+        length = min(1 + int(rng.lognormvariate(2.8, 0.9)), 240)
+        earlier = rng.choice(requests[-2_000:]).block_ids if number and rng.random() < 0.6 else None
+        shared = list(earlier or [0])[: rng.randrange(1, length + 1)]
+        ids = shared + list(range(next_id, next_id + length - len(shared)))
+        next_id += length
+        requests.append(TraceRequest(str(number), number * 0.3, length * 512, 300, block_ids=ids))
+    return InMemory("generated", 512, requests)
+
+
+def row(source: Source, num_blocks: int) -> tuple[str, ...]:
+    settings = ReplaySettings(num_blocks, raw=source.block_size is not None)
+    loaded = InMemory(source.name, source.block_size, list(source))
+    report = replay(loaded, settings)
+    in_memory, streamed = (report.all.total_blocks / median_s(lambda s=s: replay(s, settings), 3) for s in (loaded, source))  # type: ignore[misc]
+    figures = (f"{rate / 1e6:.2f}" for rate in (in_memory, streamed))
+    return (source.name, f"{num_blocks:,}", f"{report.all.total_blocks:,}", f"{report.all.block_hit_rate:.1%}", *figures)
+
+
+def main() -> None:
+    sources: list[Source] = [open_trace(path) for path in sys.argv[1:]] or [generated()]
+    rows = [row(source, num_blocks) for source in sources for num_blocks in (3_000, 30_000)]
+    columns = ("source", "pool", "references", "hits", "million/s from memory", "as read")
+    print_table("Cache mode, one core", columns, rows)
+
+
+if __name__ == "__main__":
+    main()
