@@ -9,15 +9,20 @@ from rich.console import Console
 from rich.table import Table
 
 
-def median_s(call: Callable[[], object], repeats: int = 100) -> float:
-    """The median time of one call, in seconds, over `repeats` after three that do not count."""
+def times_s(call: Callable[[], object], repeats: int) -> list[float]:
+    """The time of each call, in seconds, after three that do not count."""
     times = []
     for repeat in range(repeats + 3):
         start = time.perf_counter()
         call()
         if repeat >= 3:
             times.append(time.perf_counter() - start)
-    return statistics.median(times)
+    return times
+
+
+def median_s(call: Callable[[], object], repeats: int = 100) -> float:
+    """The median time of one call, in seconds."""
+    return statistics.median(times_s(call, repeats))
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -5,10 +5,11 @@ A fixed set of blocks, a name for what each one holds, and one rule for when it 
 
 from kvpool.core.block_pool import BlockPool
 from kvpool.core.block_table import BlockTable
+from kvpool.core.decode_batch import DecodeBatch, StepResult
 from kvpool.core.groups import FullAttention
 from kvpool.core.hashing import BlockHasher
 from kvpool.core.hit import Hit, HitEnd
-from kvpool.core.manager import KVCacheManager, StepResult
+from kvpool.core.manager import KVCacheManager
 from kvpool.core.request import Adapter, MediaItem, Request, RequestLike
 from kvpool.errors import ConfigError, KVPoolError, MissingExtraError, RefusedError, TraceError, UsageError
 from kvpool.events import AllBlocksCleared, BlockRemoved, BlockStored, Event
@@ -28,6 +29,7 @@ __all__ = [
     "BlockTable",
     "CacheStats",
     "ConfigError",
+    "DecodeBatch",
     "Event",
     "FullAttention",
     "GroupId",

@@ -1,13 +1,12 @@
-"""What a replay counts: the figures that are known of real traces, and case H01 in full."""
+"""What a replay counts: the figures that are known of real traces, and small ones worked out by hand."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from kvpool.replay.readers import open_trace
 from kvpool.replay.report import ReplayReport
-from kvpool.replay.settings import ReplaySettings, Source
+from kvpool.replay.settings import ReplaySettings
 from kvpool.replay.simulator import replay
 from kvpool.replay.trace import TraceRequest
 from tests.replay.sources import Listed
@@ -51,27 +50,6 @@ def test_tau_airline_counted_raw(shared: Path, num_blocks: int, rate: float) -> 
 def test_tau_airline_counted_as_an_engine_would(shared: Path) -> None:
     trace = open_trace(shared / "data/traces/tau_airline_blk16.jsonl.gz")
     assert rates(replay(trace, ReplaySettings(INFINITE)))[2] == pytest.approx(0.9251, abs=5e-5)
-
-
-def h01() -> Source:
-    prompts: Sequence[tuple[list[int], int]] = (([1, 2, 3], 1400), ([1, 2, 4], 1536), ([1, 2, 3], 1400), ([5], 100))
-    requests = [TraceRequest(f"r{n}", float(n), length, 1, block_ids=ids) for n, (ids, length) in enumerate(prompts, 1)]
-    return Listed(requests, block_size=512)
-
-
-def test_h01_all_ids() -> None:
-    tally = replay(h01(), ReplaySettings(100, raw=True)).all
-    assert (tally.hit_blocks, tally.total_blocks) == (5, 10)
-    assert tally.block_hit_rate == pytest.approx(0.500)
-
-
-def test_h01_full_blocks_tokens_and_mean_of_requests() -> None:
-    tally = replay(h01(), ReplaySettings(100)).all
-    assert (tally.hit_blocks, tally.total_blocks) == (4, 7)
-    assert tally.block_hit_rate == pytest.approx(4 / 7)
-    assert (tally.hit_tokens, tally.total_tokens) == (2 * 1024, 4436)
-    assert tally.token_hit_rate == pytest.approx(0.462, abs=5e-4)
-    assert tally.mean_request_hit_rate == pytest.approx(0.3495, abs=5e-5)
 
 
 def test_a_request_larger_than_the_pool_is_refused_and_counts_as_a_miss() -> None:

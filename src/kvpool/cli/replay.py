@@ -205,7 +205,9 @@ def _num_blocks(options: argparse.Namespace, block_size: int) -> int:
         raise ConfigError("--kv-gib needs to know what a token takes: --bytes-per-token B, or --model NAME")
     bytes_per_token = options.bytes_per_token or MODELS[options.model].kv_bytes_per_token
     if bytes_per_token < 1 or not 0 < options.kv_gib < inf:
-        raise ConfigError(f"--kv-gib {options.kv_gib} and --bytes-per-token {bytes_per_token}: both are more than 0, and finite")
+        raise ConfigError(
+            f"--kv-gib {options.kv_gib} and --bytes-per-token {bytes_per_token}: both are more than 0, and finite"
+        )
     return int(options.kv_gib * GIB) // (bytes_per_token * block_size)
 
 

@@ -1,20 +1,37 @@
 """The requests that decode together: one row each, so that a step costs array operations and not a loop.
 
 Owns: the length of each row, and the length at which it ends.
-Knows nothing of: the pool. The manager joins, steps and leaves.
+Knows nothing of: which requests are live. The manager looks them up, and is the one to call.
 """
 
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
 
+from kvpool.core.block_pool import BlockPool
 from kvpool.core.block_table import BlockTable
+from kvpool.core.hashing import BlockHasher
+from kvpool.core.publisher import Publisher
 from kvpool.core.request import RequestLike
+from kvpool.errors import UsageError
 
 _NO_LIMIT = np.iinfo(np.int64).max
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What `step` did: request `grown[i]` got block `block_ids[i]` (int32) at the end of its table.
+
+    The new tokens of the requests `unserved`, in the order given, have no room.
+    """
+
+    grown: list[RequestLike]
+    block_ids: npt.NDArray[np.int32]
+    unserved: list[RequestLike]
 
 
 class DecodeBatch:
@@ -24,11 +41,13 @@ class DecodeBatch:
     always up to date, its table's `num_computed` stands at the last block border until it leaves.
     """
 
-    def __init__(self, block_size: int) -> None:
+    def __init__(self, pool: BlockPool, publisher: Publisher, hasher: BlockHasher) -> None:
         self.requests: list[RequestLike] = []
         self.unserved: list[RequestLike] = []
         """Those whose last token has no room, in order of their rows."""
-        self._block_size = block_size
+        self._pool = pool
+        self._publisher = publisher
+        self._hasher = hasher
         self._tables: list[BlockTable] = []
         self._tokens: list[list[int]] = []
         self._lengths = np.zeros(0, dtype=np.int64)
@@ -44,6 +63,8 @@ class DecodeBatch:
 
     def add(self, requests: Sequence[RequestLike], tables: Iterable[BlockTable]) -> None:
         """Rows at the end."""
+        if not requests:
+            return
         self.requests += requests
         self._tables += tables
         self._tokens += [request.token_ids for request in requests]
@@ -72,18 +93,25 @@ class DecodeBatch:
         rows: list[int] = (self._lengths >= self._limits - 1).nonzero()[0].tolist()
         return rows
 
-    def full_rows(self) -> tuple[list[RequestLike], list[BlockTable]]:
-        """The requests whose last block is full, and their tables, which know now that all of it is computed."""
-        rows = (self._lengths % self._block_size == 0).nonzero()[0].tolist()
-        tables = [self._tables[row] for row in rows]
-        for row, table in zip(rows, tables, strict=True):
-            table.num_computed = len(self._tokens[row])
-        return [self.requests[row] for row in rows], tables
-
-    def append(self, token_ids: Iterable[int]) -> None:
-        """One more token for each row."""
+    def step(self, token_ids: Sequence[int]) -> StepResult:
+        """See `KVCacheManager.step`."""
+        self._validate(token_ids)
+        requests, tables = self._full_rows()
+        encoded = self._hasher.encode(_last_blocks(requests, self._hasher.block_size))
+        self._publisher.publish(requests, tables, encoded)
         deque(map(list.append, self._tokens, token_ids), maxlen=0)
         self._lengths += 1
+        result = self._extend(requests, tables)
+        self.unserved = result.unserved
+        return result
+
+    def serve(self) -> bool:
+        """See `KVCacheManager.serve`."""
+        if self.unserved:
+            in_need = set(self.unserved)
+            tables = [table for request, table in zip(self.requests, self._tables, strict=True) if request in in_need]
+            self.unserved = self._extend(self.unserved, tables).unserved
+        return not self.unserved
 
     def settle(self) -> None:
         """Bring all tables up to date."""
@@ -94,13 +122,41 @@ class DecodeBatch:
             if request in requests:
                 table.num_computed = request.num_tokens - 1
 
+    def _validate(self, token_ids: Sequence[int]) -> None:
+        if len(token_ids) != len(self):
+            raise UsageError(f"{len(self)} requests and {len(token_ids)} tokens: a step takes one token a request")
+        if self.unserved:
+            raise UsageError(f"request {self.unserved[0].request_id!r} has no room for its last token: serve it first")
+        if len(token_ids) and min(token_ids) < 0:
+            raise UsageError(f"token ids are 0 or more, not {min(token_ids)}")
+
+    def _full_rows(self) -> tuple[list[RequestLike], list[BlockTable]]:
+        """The requests whose last block is full, and their tables, which know now that all of it is computed."""
+        rows = (self._lengths % self._hasher.block_size == 0).nonzero()[0].tolist()
+        tables = [self._tables[row] for row in rows]
+        for row, table in zip(rows, tables, strict=True):
+            table.num_computed = len(self._tokens[row])
+        return [self.requests[row] for row in rows], tables
+
+    def _extend(self, requests: Sequence[RequestLike], tables: Sequence[BlockTable]) -> StepResult:
+        """A block for each request whose last token has no room, in order, while there are any."""
+        short = [(r, table) for r, table in zip(requests, tables, strict=True) if table.num_slots < len(r.token_ids)]
+        num_served = min(len(short), self._pool.num_free)
+        new = self._pool.allocate(num_served)
+        assert new is not None, "invariant 8: the blocks were counted"
+        for (_, table), block in zip(short, new, strict=False):
+            table.block_ids[0].append(block)
+            table.num_slots += table.block_size
+        in_need = [request for request, _ in short]
+        return StepResult(in_need[:num_served], np.array(new, dtype=np.int32), in_need[num_served:])
+
 
 def _longest(request: RequestLike) -> int:
     """How many tokens the request has at its end."""
     return _NO_LIMIT if request.max_tokens is None else request.num_prompt_tokens + request.max_tokens
 
 
-def last_blocks(requests: Sequence[RequestLike], block_size: int) -> npt.NDArray[np.int64]:
+def _last_blocks(requests: Sequence[RequestLike], block_size: int) -> npt.NDArray[np.int64]:
     """The last `block_size` tokens of each request: int64, shape (requests, block_size)."""
     tokens = chain.from_iterable([request.token_ids[-block_size:] for request in requests])
     return np.fromiter(tokens, np.int64, len(requests) * block_size).reshape(-1, block_size)

@@ -5,14 +5,10 @@ Knows nothing of: scheduling, models, devices, time.
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-
-import numpy as np
-import numpy.typing as npt
 
 from kvpool.core.block_pool import BlockPool
 from kvpool.core.block_table import BlockTable
-from kvpool.core.decode_batch import DecodeBatch, last_blocks
+from kvpool.core.decode_batch import DecodeBatch, StepResult
 from kvpool.core.groups import FullAttention
 from kvpool.core.hashing import DEFAULT_SEED, BlockHasher
 from kvpool.core.hit import Hit, HitEnd
@@ -22,18 +18,6 @@ from kvpool.errors import ConfigError, UsageError
 from kvpool.events import Event, EventLog
 from kvpool.stats import CacheStats, Usage
 from kvpool.types import BlockHash, BlockId, RequestId
-
-
-@dataclass(frozen=True, slots=True)
-class StepResult:
-    """What `step` did: request `grown[i]` got block `block_ids[i]` (int32) at the end of its table.
-
-    The new tokens of the requests `unserved`, in the order given, have no room.
-    """
-
-    grown: list[RequestLike]
-    block_ids: npt.NDArray[np.int32]
-    unserved: list[RequestLike]
 
 
 class KVCacheManager:
@@ -137,7 +121,7 @@ class KVCacheManager:
 
     def decode_batch(self) -> DecodeBatch:
         """An empty batch, for `join`."""
-        return DecodeBatch(self.block_size)
+        return DecodeBatch(self._pool, self._publisher, self.hasher)
 
     def join(self, batch: DecodeBatch, request: RequestLike) -> None:
         """The request decodes with the batch from now on: all its tokens but the last are computed.
@@ -162,25 +146,16 @@ class KVCacheManager:
 
         A list of requests is made a batch for this one step; keep a batch where many steps follow one another.
         """
-        batch = requests if isinstance(requests, DecodeBatch) else self._batch_of(requests)
-        self._validate_step(batch, token_ids)
-        full, tables = batch.full_rows()
-        encoded = self.hasher.encode(last_blocks(full, self.block_size))
-        self._publisher.publish(full, tables, encoded)
-        batch.append(token_ids)
-        result = self._serve(full, tables)
-        batch.unserved = result.unserved
-        if batch is not requests:
-            batch.settle()
+        if isinstance(requests, DecodeBatch):
+            return requests.step(token_ids)
+        batch = self._batch_of(requests)
+        result = batch.step(token_ids)
+        batch.settle()
         return result
 
     def serve(self, batch: DecodeBatch) -> bool:
         """Give room to unserved requests of the batch, in order, as far as there is any. Whether all have room now."""
-        if not batch.unserved:
-            return True
-        tables = [self._tables[request.request_id] for request in batch.unserved]
-        batch.unserved = self._serve(batch.unserved, tables).unserved
-        return not batch.unserved
+        return batch.serve()
 
     def leave(self, batch: DecodeBatch, requests: Collection[RequestLike]) -> None:
         """These requests leave the batch and go on alone: all their tokens but the last are computed."""
@@ -294,7 +269,7 @@ class KVCacheManager:
     def _reason(self, request: RequestLike, names: Sequence[BlockHash], num_found: int, limit: int) -> HitEnd:
         if num_found == limit // self.block_size:
             return HitEnd.LAST_TOKEN if num_found < len(names) else HitEnd.PARTIAL_BLOCK
-        return self._publisher.why_missing(request, num_found)
+        return self._publisher.why_missing(request, names[num_found], is_first=num_found == 0)
 
     def _admit(self, request: RequestLike, num_tokens: int, hit: Hit | None) -> BlockTable | None:
         found = hit.block_ids[0] if hit is not None else []
@@ -351,7 +326,7 @@ class KVCacheManager:
         tables = list(map(self._require_alone, requests))
         for request, table in zip(requests, tables, strict=True):
             self._validate_decoding(request, table)
-        batch = DecodeBatch(self.block_size)
+        batch = self.decode_batch()
         batch.add(requests, tables)
         return batch
 
@@ -362,32 +337,13 @@ class KVCacheManager:
                 "allocate for it before it decodes"
             )
 
-    def _validate_step(self, batch: DecodeBatch, token_ids: Sequence[int]) -> None:
-        if len(token_ids) != len(batch):
-            raise UsageError(f"{len(batch)} requests and {len(token_ids)} tokens: a step takes one token a request")
-        if batch.unserved:
-            raise UsageError(f"request {batch.unserved[0].request_id!r} has no room for its last token: serve it first")
-        if len(token_ids) and min(token_ids) < 0:
-            raise UsageError(f"token ids are 0 or more, not {min(token_ids)}")
-
-    def _serve(self, requests: Sequence[RequestLike], tables: Sequence[BlockTable]) -> StepResult:
-        """A block for each request whose last token has no room, in order, while there are any."""
-        short = [(r, table) for r, table in zip(requests, tables, strict=True) if table.num_slots < len(r.token_ids)]
-        num_served = min(len(short), self._pool.num_free)
-        new = self._pool.allocate(num_served)
-        assert new is not None, "invariant 8: the blocks were counted"
-        for (_, table), block in zip(short, new, strict=False):
-            table.block_ids[0].append(block)
-            table.num_slots += self.block_size
-        in_need = [request for request, _ in short]
-        return StepResult(in_need[:num_served], np.array(new, dtype=np.int32), in_need[num_served:])
-
     def _num_computed(self, table: BlockTable) -> int:
         return self._requests[table.request_id].num_tokens - 1 if table.is_decoding else table.num_computed
 
     def _require_alone(self, request: RequestLike) -> BlockTable:
-        table = self._require_live(request)
-        if table.is_decoding:
+        table = self._tables.get(request.request_id)
+        if table is None or table.is_decoding or self._requests[request.request_id] is not request:
+            table = self._require_live(request)
             raise UsageError(f"request {request.request_id!r} decodes in a batch: only step moves it until it leaves")
         return table
 

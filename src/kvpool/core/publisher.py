@@ -63,14 +63,11 @@ class Publisher:
             group_id=0,
         )
 
-    def why_missing(self, request: RequestLike, index: int) -> HitEnd:
-        """Why the full block `index` of the request cannot be found."""
-        name = request.block_hashes(self._hasher)[index]
+    def why_missing(self, request: RequestLike, name: BlockHash, *, is_first: bool) -> HitEnd:
+        """Why this full block of the request cannot be found."""
         if self._pool.was_evicted(name):
             return HitEnd.EVICTED
-        if index:
-            return HitEnd.NEVER_SEEN
-        return self._first_blocks.miss(name, request.plain_name(self._hasher))
+        return self._first_blocks.miss(name, request.plain_name(self._hasher)) if is_first else HitEnd.NEVER_SEEN
 
     def forget(self) -> None:
         """The cache was cleared: old content is no longer a reason."""
