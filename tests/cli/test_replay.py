@@ -174,3 +174,23 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     for arguments in (["--version"], ["--help"], ["replay", "--help"]):
         assert exit_code(arguments) == 0
     assert "--sweep" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("library", ["rich", "msgspec"])
+def test_a_missing_extra_is_named(library: str) -> None:
+    script = (
+        f"import sys; sys.modules[{library!r}] = None; from kvpool.cli.main import main; sys.exit(main(['replay']))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert f"{library} is not installed: pip install 'kvpool[replay]'" in done.stderr
+
+
+def test_a_bar_only_where_a_person_watches(trace: Path) -> None:
+    command = [sys.executable, "-m", "kvpool.cli.main", "replay", str(trace), "--sweep", "num_blocks=10,20", "--json"]
+    shown_to_a_person = subprocess.run(
+        ["script", "-qec", " ".join(command), "/dev/null"], capture_output=True, text=True, check=True
+    )
+    assert "runs" in shown_to_a_person.stdout
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stderr == ""

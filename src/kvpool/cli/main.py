@@ -10,8 +10,14 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from typing import NoReturn
 
-from kvpool.cli import replay
-from kvpool.errors import KVPoolError
+from kvpool.errors import KVPoolError, MissingExtraError
+
+try:
+    from kvpool.cli import replay
+except MissingExtraError as error:
+    missing: MissingExtraError | None = error
+else:
+    missing = None
 
 USER_MISTAKE = 2
 INTERRUPTED = 130
@@ -34,6 +40,9 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit code."""
+    if missing is not None:
+        print(f"kvpool: the command line needs more than the core: {missing}", file=sys.stderr)
+        return USER_MISTAKE
     options = _parser().parse_args(arguments)
     try:
         options.run(options)
