@@ -51,9 +51,17 @@ def row(source: Source, num_blocks: int) -> tuple[str, ...]:
     settings = ReplaySettings(num_blocks, raw=source.block_size is not None)
     loaded = InMemory(source.name, source.block_size, list(source))
     report = replay(loaded, settings)
-    in_memory, streamed = (report.all.total_blocks / median_s(lambda s=s: replay(s, settings), 3) for s in (loaded, source))  # type: ignore[misc]
+    in_memory, streamed = (
+        report.all.total_blocks / median_s(lambda s=s: replay(s, settings), 3) for s in (loaded, source)
+    )  # type: ignore[misc]
     figures = (f"{rate / 1e6:.2f}" for rate in (in_memory, streamed))
-    return (source.name, f"{num_blocks:,}", f"{report.all.total_blocks:,}", f"{report.all.block_hit_rate:.1%}", *figures)
+    return (
+        source.name,
+        f"{num_blocks:,}",
+        f"{report.all.total_blocks:,}",
+        f"{report.all.block_hit_rate:.1%}",
+        *figures,
+    )
 
 
 def main() -> None:

@@ -49,7 +49,7 @@ Event: TypeAlias = BlockStored | BlockRemoved | AllBlocksCleared
 class EventLog:
     """Events in order, until somebody takes them.
 
-    At most `limit` are kept. When nobody takes them in time, all are dropped and the next list begins with
+    At most `limit` (2 or more) are kept. When nobody takes them in time, all are dropped and the next list begins with
     AllBlocksCleared: a listener then knows fewer names than the cache holds, never one too many.
     """
 

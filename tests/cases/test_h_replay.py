@@ -4,11 +4,11 @@
 from collections.abc import Sequence
 
 import pytest
+from tests.replay.sources import Listed
 
 from kvpool.replay.settings import ReplaySettings, Source
 from kvpool.replay.simulator import replay
 from kvpool.replay.trace import TraceRequest
-from tests.replay.sources import Listed
 
 
 def h01() -> Source:

@@ -12,9 +12,9 @@ from distributed import LocalCluster
 from kvpool.cli.main import main
 
 REQUIRED = (
-    "trace mode policy block_size num_blocks num_requests total_blocks hit_blocks ideal_hit_blocks total_tokens hit_tokens "
-    "evictions preemptions"
-).split()
+    *("trace", "mode", "policy", "block_size", "num_blocks", "num_requests", "total_blocks", "hit_blocks"),
+    *("ideal_hit_blocks", "total_tokens", "hit_tokens", "evictions", "preemptions"),
+)
 SMALL = ("replay", "--workload", "chat", "--requests", "60")
 
 
@@ -50,7 +50,7 @@ def test_json_has_the_promised_fields(capsys: pytest.CaptureFixture[str], trace:
 def test_a_sweep_is_every_combination_in_order(capsys: pytest.CaptureFixture[str]) -> None:
     swept = reports(capsys, *SMALL, "--sweep", "num_blocks=200,2_000", "--sweep", "seed=1,2", "--workers", "2")
     assert [(r["num_blocks"], r["seed"]) for r in swept] == [(200, 1), (200, 2), (2_000, 1), (2_000, 2)]
-    assert [r["sweep"] for r in swept][0] == {"num_blocks": 200, "seed": 1}
+    assert swept[0]["sweep"] == {"num_blocks": 200, "seed": 1}
     (alone,) = reports(capsys, *SMALL, "--num-blocks", "200", "--seed", "2")
     assert {name: value for name, value in swept[1].items() if name != "sweep"} == alone
 
@@ -147,8 +147,7 @@ def exit_code(arguments: list[str]) -> int:
     try:
         return main(arguments)
     except SystemExit as error:
-        assert isinstance(error.code, int)
-        return error.code
+        return int(error.code or 0)
 
 
 def test_broken_traces(tmp_path: Path, trace: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,13 +3,13 @@
 from pathlib import Path
 
 import pytest
+from tests.replay.sources import Listed
 
 from kvpool.replay.readers import open_trace
 from kvpool.replay.report import ReplayReport
 from kvpool.replay.settings import ReplaySettings
 from kvpool.replay.simulator import replay
 from kvpool.replay.trace import TraceRequest
-from tests.replay.sources import Listed
 
 INFINITE = 300_000
 

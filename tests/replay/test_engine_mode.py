@@ -1,6 +1,7 @@
 """Engine mode: what the clock, the journal and the tallies say of small runs that can be worked out by hand."""
 
 import pytest
+from tests.replay.sources import Listed
 
 from kvpool.engine.roofline import StepTime
 from kvpool.engine.scheduler import SchedulerConfig
@@ -10,7 +11,6 @@ from kvpool.replay.settings import ReplaySettings
 from kvpool.replay.simulator import replay
 from kvpool.replay.trace import TraceRequest
 from kvpool.replay.workload import Workload
-from tests.replay.sources import Listed
 
 ONE_SECOND_A_STEP = StepTime(base_s=1.0, prefill_token_s=0.0)
 

@@ -11,13 +11,18 @@ from kvpool.replay.simulator import Job, replay, replay_many
 from kvpool.replay.workload import Workload
 
 WORKLOAD = Workload("chat", seed=5, num_requests=80)
-JOBS = [Job(WORKLOAD, ReplaySettings(num_blocks, mode=mode)) for num_blocks in (300, 1_000) for mode in ("cache", "engine")]
+JOBS = [
+    Job(WORKLOAD, ReplaySettings(num_blocks, mode=mode)) for num_blocks in (300, 1_000) for mode in ("cache", "engine")
+]
 
 
 @pytest.fixture(params=["threads", "processes", "dask"])
 def executor(request: pytest.FixtureRequest) -> Iterator[Executor]:
     if request.param == "dask":
-        with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster, Client(cluster) as client:
+        with (
+            LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster,
+            Client(cluster) as client,
+        ):
             yield client.get_executor()
     else:
         pool = {"threads": ThreadPoolExecutor, "processes": ProcessPoolExecutor}[request.param]

@@ -76,7 +76,7 @@ class BlockPool:
 
     def carry(self, block_ids: Sequence[BlockId], names: Sequence[BlockHash]) -> bool:
         """Whether each block carries the name at its place."""
-        return [self._names[block] for block in block_ids] == names
+        return [self._names[block] for block in block_ids] == list(names)
 
     def num_idle(self, block_ids: Iterable[BlockId]) -> int:
         """How many of these blocks nobody holds: `touch` would take so many out of the free queue."""

@@ -16,7 +16,7 @@ from kvpool.core.block_pool import BlockPool
 from kvpool.core.block_table import BlockTable
 from kvpool.core.hashing import BlockHasher
 from kvpool.core.publisher import Publisher
-from kvpool.core.request import RequestLike
+from kvpool.core.request import TOKEN_ID_LIMIT, RequestLike
 from kvpool.errors import UsageError
 
 _NO_LIMIT = np.iinfo(np.int64).max
@@ -77,8 +77,14 @@ class DecodeBatch:
         ]
 
     def remove(self, leaving: Collection[RequestLike]) -> None:
-        """Take rows out, the others keep their order. The tables of those that leave are up to date again."""
+        """Take rows out, the others keep their order. The tables of those that leave are up to date again.
+
+        UsageError, and nothing changes, when one of them has no row here.
+        """
         gone = set(leaving)
+        strangers = gone.difference(self.requests)
+        if strangers:
+            raise UsageError(f"request {strangers.pop().request_id!r} leaves a batch that it is not in")
         self._settle(gone)
         kept = [row for row, request in enumerate(self.requests) if request not in gone]
         self.requests = [self.requests[row] for row in kept]
@@ -95,7 +101,7 @@ class DecodeBatch:
 
     def step(self, token_ids: Sequence[int]) -> StepResult:
         """See `KVCacheManager.step`."""
-        self._validate(token_ids)
+        self.validate(token_ids)
         requests, tables = self._full_rows()
         encoded = self._hasher.encode(_last_blocks(requests, self._hasher.block_size))
         self._publisher.publish(requests, tables, encoded)
@@ -120,15 +126,16 @@ class DecodeBatch:
     def _settle(self, requests: Collection[RequestLike]) -> None:
         for request, table in zip(self.requests, self._tables, strict=True):
             if request in requests:
-                table.num_computed = request.num_tokens - 1
+                table.num_computed = max(table.num_computed, request.num_tokens - 1)
 
-    def _validate(self, token_ids: Sequence[int]) -> None:
+    def validate(self, token_ids: Sequence[int]) -> None:
+        """UsageError unless a step can be made with these tokens."""
         if len(token_ids) != len(self):
             raise UsageError(f"{len(self)} requests and {len(token_ids)} tokens: a step takes one token a request")
         if self.unserved:
             raise UsageError(f"request {self.unserved[0].request_id!r} has no room for its last token: serve it first")
-        if len(token_ids) and min(token_ids) < 0:
-            raise UsageError(f"token ids are 0 or more, not {min(token_ids)}")
+        if len(token_ids) and not 0 <= min(token_ids) <= max(token_ids) < TOKEN_ID_LIMIT:
+            raise UsageError(f"token ids are 0 .. 2**63 - 1, these are {min(token_ids)} .. {max(token_ids)}")
 
     def _full_rows(self) -> tuple[list[RequestLike], list[BlockTable]]:
         """The requests whose last block is full, and their tables, which know now that all of it is computed."""

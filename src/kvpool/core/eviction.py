@@ -88,7 +88,7 @@ class LRU:
 
 
 class RecentNames:
-    """The names that were added lately: at least the last `limit`, at most twice as many, in no order."""
+    """The names that were added lately: the last `limit` at least, not many more than twice as many, in no order."""
 
     def __init__(self, limit: int = 32_768) -> None:
         self._limit = limit

@@ -25,6 +25,10 @@ class FullAttention:
         """The blocks that a request of `num_tokens` holds. One formula promises capacity and admits (invariant 12)."""
         return cdiv(num_tokens, block_size)
 
+    def max_tokens(self, num_blocks: int, block_size: int) -> int:
+        """The longest request that these blocks hold: `num_blocks` turned round."""
+        return num_blocks * block_size
+
     def longest_hit(self, pool: BlockPool, names: Sequence[BlockHash]) -> list[BlockId]:
         """The blocks of the longest cached prefix of `names`. Changes nothing."""
         return pool.match(names)

@@ -63,9 +63,12 @@ _codes: list[bytes] = []
 
 
 def _grow_codes(highest: int) -> None:
-    """Make room in `_codes` for a whole vocabulary around the token id `highest`."""
-    size = min(1 << highest.bit_length(), _CODES_LIMIT)
-    _codes.extend(_cbor_head(_UINT, token_id) for token_id in range(len(_codes), size))
+    """Make room in `_codes` for a whole vocabulary around the token id `highest`.
+
+    In one assignment of values that are always the same, so that threads that do it at once do not disturb each other.
+    """
+    start, stop = len(_codes), min(1 << highest.bit_length(), _CODES_LIMIT)
+    _codes[start:stop] = [_cbor_head(_UINT, token_id) for token_id in range(start, stop)]
 
 
 # Bytes of a code of each width, left-aligned in a cell of 5: which of them are used.

@@ -55,7 +55,12 @@ class KVCacheManager:
         """The longest cached prefix of the request, and why it ended. Changes nothing.
 
         At most `max_tokens` tokens are matched; unless told, all but the last, which must be computed to give logits.
+        UsageError when that is negative.
         """
+        if max_tokens is not None and max_tokens < 0:
+            raise UsageError(
+                f"request {request.request_id!r}: at most {max_tokens} tokens cannot be matched: 0 or more"
+            )
         if not request.reads_cache:
             return Hit(0, ([],), HitEnd.NOT_READ)
         names = request.block_hashes(self.hasher)
@@ -131,8 +136,7 @@ class KVCacheManager:
         """
         table = self._require_alone(request)
         self._validate_decoding(request, table)
-        table.num_computed = max(table.num_computed, request.num_tokens - 1)
-        self._publisher.publish((request,), (table,))
+        self._publish_all_but(1, [request])
         table.is_decoding = True
         batch.add([request], [table])
 
@@ -149,6 +153,8 @@ class KVCacheManager:
         if isinstance(requests, DecodeBatch):
             return requests.step(token_ids)
         batch = self._batch_of(requests)
+        batch.validate(token_ids)
+        self._publish_all_but(0, requests)
         result = batch.step(token_ids)
         batch.settle()
         return result
@@ -159,9 +165,6 @@ class KVCacheManager:
 
     def leave(self, batch: DecodeBatch, requests: Collection[RequestLike]) -> None:
         """These requests leave the batch and go on alone: all their tokens but the last are computed."""
-        for request in requests:
-            if not self._require_live(request).is_decoding:
-                raise UsageError(f"request {request.request_id!r} leaves a batch, but is in none")
         batch.remove(requests)
         for request in requests:
             self._tables[request.request_id].is_decoding = False
@@ -230,6 +233,11 @@ class KVCacheManager:
     def max_blocks(self, num_tokens: int) -> int:
         """The most blocks that one request of `num_tokens` tokens holds."""
         return self._group.num_blocks(num_tokens, self.block_size)
+
+    @property
+    def max_request_tokens(self) -> int:
+        """The longest request that fits when it is alone."""
+        return self._group.max_tokens(self.num_usable_blocks, self.block_size)
 
     def max_concurrency(self, num_tokens: int) -> float:
         """How many requests of `num_tokens` tokens fit at once when they share nothing."""
@@ -337,8 +345,17 @@ class KVCacheManager:
                 "allocate for it before it decodes"
             )
 
+    def _publish_all_but(self, num_left: int, requests: Sequence[RequestLike]) -> None:
+        """All tokens of these requests but the last `num_left` are computed."""
+        tables = [self._tables[request.request_id] for request in requests]
+        for request, table in zip(requests, tables, strict=True):
+            table.num_computed = max(table.num_computed, request.num_tokens - num_left)
+        self._publisher.publish(requests, tables)
+
     def _num_computed(self, table: BlockTable) -> int:
-        return self._requests[table.request_id].num_tokens - 1 if table.is_decoding else table.num_computed
+        if not table.is_decoding:
+            return table.num_computed
+        return max(table.num_computed, self._requests[table.request_id].num_tokens - 1)
 
     def _require_alone(self, request: RequestLike) -> BlockTable:
         table = self._tables.get(request.request_id)

@@ -4,7 +4,7 @@ Owns: the tokens and the names already computed from them.
 Knows nothing of: blocks, scheduling, time.
 """
 
-import operator
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -12,6 +12,9 @@ from typing import Protocol
 from kvpool.core.hashing import BlockHasher, ExtraKey
 from kvpool.errors import UsageError
 from kvpool.types import BlockHash, RequestId
+
+TOKEN_ID_LIMIT = 1 << 63
+"""Token ids are below it: they travel in arrays of int64."""
 
 
 class RequestLike(Protocol):
@@ -30,13 +33,11 @@ class RequestLike(Protocol):
     @property
     def num_prompt_tokens(self) -> int: ...
     @property
-    def max_tokens(self) -> int | None:
-        """The most tokens that will be appended; None: not known."""
-
-    @property
     def reads_cache(self) -> bool: ...
 
     num_preemptions: int
+    max_tokens: int | None
+    """The most tokens that will be appended; None: not known. A scheduler sets it to what fits."""
 
     def block_hashes(self, hasher: BlockHasher, next_block: bytes | None = None, /) -> Sequence[BlockHash]:
         """The names of all full blocks so far, each hashed once.
@@ -114,9 +115,11 @@ class Request:
 
     def _whole_numbers(self, token_ids: Iterable[int]) -> list[int]:
         try:
-            return list(map(operator.index, token_ids))
-        except TypeError as error:
-            raise UsageError(f"request {self.request_id!r}: token ids are integers ({error})") from None
+            return array("q", token_ids).tolist()
+        except (TypeError, OverflowError) as error:
+            raise UsageError(
+                f"request {self.request_id!r}: token ids are whole numbers of 0 .. 2**63 - 1 ({error})"
+            ) from None
 
     def _validate(self) -> None:
         who = f"request {self.request_id!r}"
@@ -124,11 +127,15 @@ class Request:
             raise UsageError(f"{who} has an empty prompt: at least 1 token is needed to compute logits from")
         if min(self.token_ids) < 0:
             raise UsageError(f"{who} has the token id {min(self.token_ids)}: token ids are 0 or more")
-        for word, key in (("cache_salt", self.cache_salt), ("tenant", self.tenant)):
-            if key is not None and not key:
-                raise UsageError(f"{who} has an empty {word}: give a text of its own, or None to share with everyone")
         if self.max_tokens is not None and self.max_tokens < 1:
-            raise UsageError(f"{who} has max_tokens {self.max_tokens}: at least 1, or None for no limit")
+            raise UsageError(f"{who} has max_tokens {self.max_tokens}: at least 1, or None for as many as fit")
+        for word, key in self._texts():
+            if not key:
+                raise UsageError(f"{who} has an empty {word}: give a text of its own, or None to share with everyone")
+            try:
+                key.encode()
+            except UnicodeEncodeError as error:
+                raise UsageError(f"{who}: its {word} {key!r} is no valid text ({error.reason})") from None
         for item in self.media:
             if item.offset < 0 or item.length < 1 or item.offset + item.length > self.num_tokens:
                 raise UsageError(f"{who}: {item} lies outside its prompt of {self.num_tokens} tokens")
@@ -138,10 +145,21 @@ class Request:
         """Prompt tokens and appended ones."""
         return len(self.token_ids)
 
+    def _texts(self) -> Iterator[tuple[str, str]]:
+        """All that enters a name as text, and what it is."""
+        if self.cache_salt is not None:
+            yield "cache_salt", self.cache_salt
+        if self.tenant is not None:
+            yield "tenant", self.tenant
+        if self.adapter is not None:
+            yield from (("adapter name", self.adapter.name), ("adapter id", self.adapter.unique_id))
+        for item in self.media:
+            yield "media identifier", item.identifier
+
     def append(self, token_id: int) -> None:
         """The request grows by one token."""
-        if token_id < 0:
-            raise UsageError(f"request {self.request_id!r}: token ids are 0 or more, not {token_id}")
+        if not 0 <= token_id < TOKEN_ID_LIMIT:
+            raise UsageError(f"request {self.request_id!r}: token ids are 0 .. 2**63 - 1, not {token_id}")
         self.token_ids.append(token_id)
 
     def block_hashes(self, hasher: BlockHasher, next_block: bytes | None = None, /) -> list[bytes]:
@@ -152,15 +170,21 @@ class Request:
         if self._hasher is not hasher and self._hasher != hasher:
             self._hasher, self._names = hasher, []
         names, size = self._names, hasher.block_size
-        start, stop = len(names) * size, len(self.token_ids) // size * size
-        if start < stop:
-            parent = names[-1] if names else None
-            keys = self._extra_keys(start, stop, size) if self._is_keyed or not start else ()
-            if next_block is not None and stop - start == size:
-                names.append(hasher.name(next_block, parent, next(iter(keys), ())))
-            else:
-                names += hasher.names(self.token_ids[start:stop], parent, keys)
+        first, stop = len(names), len(self.token_ids) // size
+        if first < stop:
+            # Threads that hash the same request at once write the same names to the same places.
+            names[first:stop] = self._names_of(hasher, first, stop, names[first - 1] if first else None, next_block)
         return names
+
+    def _names_of(
+        self, hasher: BlockHasher, first: int, stop: int, parent: bytes | None, next_block: bytes | None
+    ) -> list[bytes]:
+        """The names of blocks first .. stop - 1, which follow the block named `parent`."""
+        size = hasher.block_size
+        keys = self._extra_keys(first * size, stop * size, size) if self._is_keyed or first == 0 else ()
+        if next_block is not None and stop - first == 1:
+            return [hasher.name(next_block, parent, next(iter(keys), ()))]
+        return hasher.names(self.token_ids[first * size : stop * size], parent, keys)
 
     def plain_name(self, hasher: BlockHasher) -> bytes | None:
         """The name of the first block as if the request had no extra keys; None while it is not full."""

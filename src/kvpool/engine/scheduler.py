@@ -113,17 +113,23 @@ class Scheduler:
         return bool(self.waiting or self.num_running)
 
     def add(self, request: RequestLike) -> None:
-        """The request joins the queue. RefusedError, with the numbers, when it could never run to its end here."""
+        """The request joins the queue. RefusedError, with the numbers, when it could never run to its end here.
+
+        One without a limit on its outputs gets the pool's: it ends when it has filled the pool alone.
+        """
         if request.request_id in self._ids:
             raise UsageError(f"a request with the id {request.request_id!r} is waiting or running already")
         # The last token that is sampled is never computed, so it needs no slot.
-        longest = request.num_tokens + (request.max_tokens or 1) - 1
-        needed, usable = self.cache.max_blocks(longest), self.cache.num_usable_blocks
-        if needed > usable:
+        most = self.cache.max_request_tokens + 1 - request.num_tokens
+        if most < (request.max_tokens or 1):
+            outputs = request.max_tokens or 1
+            needed = self.cache.max_blocks(request.num_tokens + outputs - 1)
             raise RefusedError(
-                f"request {request.request_id!r} can never fit: its {request.num_prompt_tokens} prompt tokens and up "
-                f"to {request.max_tokens or 1} outputs need {needed} blocks, the pool has {usable}"
+                f"request {request.request_id!r} can never fit: its {request.num_tokens} prompt tokens and up to "
+                f"{outputs} outputs need {needed} blocks, the pool has {self.cache.num_usable_blocks}"
             )
+        if request.max_tokens is None:
+            request.max_tokens = most
         self._ids.add(request.request_id)
         self.waiting.append(request)
 

@@ -1,0 +1,122 @@
+"""The event log, and which events a cache writes, with what in them."""
+
+import logging
+
+import pytest
+
+from kvpool import AllBlocksCleared, BlockHash, BlockRemoved, BlockStored, Event, KVCacheManager, Request
+from kvpool.events import EventLog
+from kvpool.testing import apply_events, serve
+
+
+def removed(name: int) -> BlockRemoved:
+    return BlockRemoved((name,))
+
+
+def test_events_are_taken_once_in_order() -> None:
+    log = EventLog()
+    for name in range(3):
+        log.add(removed(name))
+    assert log.take() == [removed(0), removed(1), removed(2)]
+    assert log.take() == []
+    log.add(AllBlocksCleared())
+    assert log.take() == [AllBlocksCleared()]
+
+
+def test_a_full_log_drops_all_says_so_and_begins_with_cleared(caplog: pytest.LogCaptureFixture) -> None:
+    log = EventLog(limit=3)
+    for name in range(3):
+        log.add(removed(name))
+    assert not caplog.records
+    log.add(removed(3))
+    log.add(removed(4))
+    [record] = caplog.records
+    assert (record.levelno, record.getMessage()) == (
+        logging.WARNING,
+        "3 cache events were not taken and are dropped: call take_events() each step",
+    )
+    assert log.take() == [AllBlocksCleared(), removed(3), removed(4)]
+    log.add(removed(5))
+    assert log.take() == [removed(5)]
+
+
+def test_stored_blocks_tell_parent_tokens_and_size() -> None:
+    cache = KVCacheManager(12, 4)
+    request = Request("r", range(10))
+    cache.allocate(request, 10)
+    assert cache.take_events() == []
+    cache.commit(request, 10)
+    first, second = request.block_hashes(cache.hasher)
+    assert cache.take_events() == [BlockStored((first, second), None, tuple(range(8)), 4, 0)]
+    request.append(10)
+    request.append(11)
+    cache.allocate(request, 2)
+    cache.commit(request, 11)
+    assert cache.take_events() == []
+    cache.commit(request, 12)
+    third = request.block_hashes(cache.hasher)[2]
+    assert cache.take_events() == [BlockStored((third,), second, (8, 9, 10, 11), 4, 0)]
+    assert cache.take_events() == []
+
+
+def test_blocks_after_a_hit_name_the_hit_as_their_parent() -> None:
+    cache = KVCacheManager(12, 4)
+    serve(cache, Request("a", range(9)))
+    cache.take_events()
+    request = Request("b", [*range(8), 50, 51, 52, 53])
+    assert serve(cache, request).num_tokens == 8
+    names = request.block_hashes(cache.hasher)
+    assert cache.take_events() == [BlockStored((names[2],), names[1], (50, 51, 52, 53), 4, 0)]
+
+
+def test_a_second_copy_may_be_told_again_but_is_removed_with_the_last_one() -> None:
+    cache = KVCacheManager(3, 4)
+    copies = [Request("a", range(4)), Request("b", range(4))]
+    for request in copies:
+        cache.allocate(request, 4)
+    names: set[BlockHash] = set()
+    for request in copies:
+        cache.commit(request, 4)
+        apply_events(names, cache.take_events())
+        assert names == cache.findable() == {request.block_hashes(cache.hasher)[0]}
+    cache.free(copies[0])
+    cache.allocate(Request("taker", [9]), 1)
+    assert cache.take_events() == []
+    cache.free(copies[1])
+    cache.allocate(Request("second taker", [9]), 1)
+    assert cache.take_events() == [BlockRemoved(tuple(names))]
+
+
+def test_removal_is_told_before_what_replaces_it() -> None:
+    cache = KVCacheManager(3, 4)
+    old, new = Request("old", range(8)), Request("new", range(50, 58))
+    serve(cache, old)
+    cache.free(old)
+    serve(cache, new)
+    old_names, new_names = (tuple(request.block_hashes(cache.hasher)) for request in (old, new))
+    assert cache.take_events() == [
+        BlockStored(old_names, None, tuple(range(8)), 4, 0),
+        BlockRemoved(old_names[::-1]),
+        BlockStored(new_names, None, tuple(range(50, 58)), 4, 0),
+    ]
+
+
+def test_a_cache_without_events_has_none() -> None:
+    cache = KVCacheManager(3, 4, events=False)
+    request = Request("r", range(8))
+    serve(cache, request)
+    cache.free(request)
+    assert cache.clear()
+    assert cache.take_events() == []
+
+
+def test_applied_events_give_the_names_that_can_be_found() -> None:
+    names: set[BlockHash] = {9}
+    events: list[Event] = [
+        AllBlocksCleared(),
+        BlockStored((1, 2), None, (), 4, 0),
+        BlockStored((2, 3), 1, (), 4, 0),
+        BlockRemoved((2, 7)),
+    ]
+    apply_events(names, events)
+    assert names == {1, 3}

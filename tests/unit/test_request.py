@@ -1,0 +1,169 @@
+"""Requests: what they accept, and that each block is hashed once, with the keys that belong to it."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvpool import Adapter, BlockHasher, MediaItem, Request, UsageError
+from kvpool.core.hashing import ExtraKey
+
+HASHER = BlockHasher(4)
+Keys = tuple[ExtraKey, ...]
+
+
+class CountingHasher(BlockHasher):
+    """Counts the tokens that it is given."""
+
+    __slots__ = ("counts",)
+    counts: list[int]
+
+    def names(
+        self, token_ids: Sequence[int], parent: bytes | None = None, extra_keys: Iterable[Keys | None] = ()
+    ) -> list[bytes]:
+        self.counts.append(len(token_ids))
+        return super().names(token_ids, parent, extra_keys)
+
+
+@pytest.fixture
+def counting() -> CountingHasher:
+    hasher = CountingHasher(4)
+    object.__setattr__(hasher, "counts", [])
+    return hasher
+
+
+def names_with_keys(tokens: Sequence[int], *keys: Keys) -> list[bytes]:
+    return HASHER.names(tokens, None, keys)
+
+
+def test_a_request_keeps_its_prompt_and_grows() -> None:
+    prompt = [1, 2, 3]
+    request = Request("r", prompt)
+    request.append(4)
+    assert request.token_ids == [1, 2, 3, 4]
+    assert (request.num_tokens, request.num_prompt_tokens, request.num_preemptions) == (4, 3, 0)
+    assert prompt == [1, 2, 3]
+
+
+@pytest.mark.parametrize("tokens", [(5, 6), range(5, 7), np.array([5, 6], dtype=np.int32), [np.int64(5), 6]])
+def test_any_sequence_of_whole_numbers_is_a_prompt(tokens: Any) -> None:
+    request = Request("r", tokens)
+    assert request.token_ids == [5, 6]
+    assert [type(token) for token in request.token_ids] == [int, int]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Request("r", []), "'r' has an empty prompt"),
+        (lambda: Request("r", [3, -2]), "'r' has the token id -2"),
+        (lambda: Request("r", [1.0]), "'r': token ids are whole numbers"),  # type: ignore[list-item]
+        (lambda: Request("r", ["1"]), "'r': token ids are whole numbers"),  # type: ignore[list-item]
+        (lambda: Request("r", [2**63]), "'r': token ids are whole numbers"),
+        (lambda: Request("r", [1], cache_salt="\ud800"), "its cache_salt '\\\\ud800' is no valid text"),
+        (lambda: Request("r", [1], adapter=Adapter("a", "\udfff")), "its adapter id '\\\\udfff' is no valid text"),
+        (lambda: Request("r", [1], cache_salt=""), "'r' has an empty cache_salt"),
+        (lambda: Request("r", [1], tenant=""), "'r' has an empty tenant"),
+        (lambda: Request("r", [1], max_tokens=0), "'r' has max_tokens 0: at least 1"),
+        (lambda: Request("r", [1, 2], media=[MediaItem("m", -1, 1)]), "lies outside its prompt of 2 tokens"),
+        (lambda: Request("r", [1, 2], media=[MediaItem("m", 0, 0)]), "lies outside its prompt of 2 tokens"),
+        (lambda: Request("r", [1, 2], media=[MediaItem("m", 1, 2)]), "lies outside its prompt of 2 tokens"),
+    ],
+)
+def test_what_is_no_request_is_refused(make: Callable[[], Request], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        make()
+
+
+def test_a_negative_token_is_not_appended() -> None:
+    request = Request("r", [1])
+    with pytest.raises(UsageError, match=r"'r': token ids are 0 .. 2\*\*63 - 1, not -1"):
+        request.append(-1)
+    assert request.token_ids == [1]
+
+
+def test_the_prompt_is_hashed_once_and_decoded_blocks_as_they_fill(counting: CountingHasher) -> None:
+    request = Request("r", range(9))
+    assert len(request.block_hashes(counting)) == 2
+    request.block_hashes(counting)
+    for token in range(3):
+        request.append(token)
+        request.block_hashes(counting)
+    assert len(request.block_hashes(counting)) == 3
+    assert counting.counts == [8, 4]
+    assert request.block_hashes(counting) == HASHER.names(request.token_ids)
+
+
+def test_a_block_that_is_encoded_already_gets_the_same_name() -> None:
+    plain, keyed = Request("p", range(8)), Request("k", range(8), adapter=Adapter("a", "1"), cache_salt="s")
+    for request in (plain, keyed):
+        twin = Request("t", request.token_ids, adapter=request.adapter, cache_salt=request.cache_salt)
+        request.block_hashes(HASHER)
+        for token in range(4):
+            request.append(token)
+            twin.append(token)
+        [code] = HASHER.encode(np.array([request.token_ids[-4:]]))
+        assert request.block_hashes(HASHER, code) == twin.block_hashes(HASHER)
+
+
+def test_an_equal_hasher_does_not_hash_again_and_another_does() -> None:
+    request = Request("r", range(8))
+    names = request.block_hashes(BlockHasher(4))
+    assert request.block_hashes(BlockHasher(4)) is names
+    assert request.block_hashes(BlockHasher(8)) == BlockHasher(8).names(range(8))
+    assert request.block_hashes(BlockHasher(4, "seed")) == BlockHasher(4, "seed").names(range(8))
+    assert request.block_hashes(BlockHasher(4)) == names
+
+
+def test_a_salt_and_a_tenant_enter_the_first_block() -> None:
+    tokens = range(12)
+    salted, owned = Request("s", tokens, cache_salt="s"), Request("t", tokens, tenant="s")
+    both = Request("b", tokens, tenant="t", cache_salt="s")
+    assert salted.block_hashes(HASHER) == names_with_keys(tokens, (("cache_salt", "s"),))
+    assert owned.block_hashes(HASHER) == names_with_keys(tokens, (("tenant", "s"),))
+    assert both.block_hashes(HASHER) == names_with_keys(tokens, (("tenant", "t"), ("cache_salt", "s")))
+
+
+def test_an_adapter_enters_every_block_decoded_ones_too() -> None:
+    request = Request("r", range(7), adapter=Adapter("a", "1"))
+    request.block_hashes(HASHER)
+    for token in range(7, 12):
+        request.append(token)
+        request.block_hashes(HASHER)
+    key = (("lora", "a", "1"),)
+    assert request.block_hashes(HASHER) == names_with_keys(range(12), key, key, key)
+
+
+def test_a_media_item_enters_the_blocks_that_it_overlaps() -> None:
+    """Tokens 3 .. 8 and 9: blocks 0, 1 and 2; each key has the item's start as seen from the block's."""
+    request = Request("r", range(16), media=[MediaItem("late", 9, 1), MediaItem("early", 3, 6)])
+    keys = ((("mm", "early", 3),), (("mm", "early", -1),), (("mm", "early", -5), ("mm", "late", 1)))
+    assert request.block_hashes(HASHER) == names_with_keys(range(16), *keys)
+
+
+def test_keys_of_one_block_stand_in_vllm_order() -> None:
+    request = Request(
+        "r", range(4), cache_salt="s", tenant="t", adapter=Adapter("a", "1"), media=[MediaItem("m", 0, 4)]
+    )
+    keys = (("lora", "a", "1"), ("mm", "m", 0), ("tenant", "t"), ("cache_salt", "s"))
+    assert request.block_hashes(HASHER) == names_with_keys(range(4), keys)
+
+
+@pytest.mark.parametrize("step", [1, 3, 4, 5])
+def test_names_do_not_depend_on_when_they_are_asked_for(step: int) -> None:
+    def request(tokens: Sequence[int]) -> Request:
+        return Request("r", tokens, cache_salt="s", adapter=Adapter("a", "1"), media=[MediaItem("m", 2, 1)])
+
+    grown = request(range(3))
+    for token in range(3, 30):
+        grown.append(token)
+        if token % step == 0:
+            grown.block_hashes(HASHER)
+    assert grown.block_hashes(HASHER) == request(range(30)).block_hashes(HASHER)
+
+
+def test_the_plain_name_leaves_the_keys_out() -> None:
+    request = Request("r", range(9), cache_salt="s", adapter=Adapter("a", "1"))
+    assert request.plain_name(HASHER) == HASHER.names(range(4))[0]
+    assert Request("short", range(3)).plain_name(HASHER) is None
