@@ -47,27 +47,23 @@ def generated() -> InMemory:
     return InMemory("generated", 512, requests)
 
 
+def rate(source: Source, settings: ReplaySettings, num_references: int) -> str:
+    """Millions of references a second."""
+    return f"{num_references / median_s(lambda: replay(source, settings), 3) / 1e6:.2f}"
+
+
 def row(source: Source, num_blocks: int) -> tuple[str, ...]:
     settings = ReplaySettings(num_blocks, raw=source.block_size is not None)
     loaded = InMemory(source.name, source.block_size, list(source))
-    report = replay(loaded, settings)
-    in_memory, streamed = (
-        report.all.total_blocks / median_s(lambda s=s: replay(s, settings), 3) for s in (loaded, source)
-    )  # type: ignore[misc]
-    figures = (f"{rate / 1e6:.2f}" for rate in (in_memory, streamed))
-    return (
-        source.name,
-        f"{num_blocks:,}",
-        f"{report.all.total_blocks:,}",
-        f"{report.all.block_hit_rate:.1%}",
-        *figures,
-    )
+    tally = replay(loaded, settings).all
+    rates = (rate(each, settings, tally.total_blocks) for each in (loaded, source))
+    return (source.name[:22], f"{num_blocks:,}", f"{tally.total_blocks:,}", f"{tally.block_hit_rate:.1%}", *rates)
 
 
 def main() -> None:
     sources: list[Source] = [open_trace(path) for path in sys.argv[1:]] or [generated()]
     rows = [row(source, num_blocks) for source in sources for num_blocks in (3_000, 30_000)]
-    columns = ("source", "pool", "references", "hits", "million/s from memory", "as read")
+    columns = ("source", "pool", "references", "hits", "M/s in memory", "M/s as read")
     print_table("Cache mode, one core", columns, rows)
 
 

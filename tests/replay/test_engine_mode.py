@@ -123,4 +123,4 @@ def test_the_same_source_and_settings_give_the_same_report(seed: int) -> None:
 )
 def test_impossible_settings_are_named(changes: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        settings(**changes)
+        settings(100, **changes)

@@ -4,6 +4,7 @@ Owns: the length of each row, and the length at which it ends.
 Knows nothing of: which requests are live. The manager looks them up, and is the one to call.
 """
 
+from array import array
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from kvpool.core.block_pool import BlockPool
 from kvpool.core.block_table import BlockTable
 from kvpool.core.hashing import BlockHasher
 from kvpool.core.publisher import Publisher
-from kvpool.core.request import TOKEN_ID_LIMIT, RequestLike
+from kvpool.core.request import RequestLike
 from kvpool.errors import UsageError
 
 _NO_LIMIT = np.iinfo(np.int64).max
@@ -134,8 +135,12 @@ class DecodeBatch:
             raise UsageError(f"{len(self)} requests and {len(token_ids)} tokens: a step takes one token a request")
         if self.unserved:
             raise UsageError(f"request {self.unserved[0].request_id!r} has no room for its last token: serve it first")
-        if len(token_ids) and not 0 <= min(token_ids) <= max(token_ids) < TOKEN_ID_LIMIT:
-            raise UsageError(f"token ids are 0 .. 2**63 - 1, these are {min(token_ids)} .. {max(token_ids)}")
+        try:
+            column = np.array(array("q", token_ids))
+        except (TypeError, OverflowError) as error:
+            raise UsageError(f"token ids are whole numbers of 0 .. 2**63 - 1 ({error})") from None
+        if column.min(initial=0) < 0:
+            raise UsageError(f"token ids are 0 or more, not {column.min()}")
 
     def _full_rows(self) -> tuple[list[RequestLike], list[BlockTable]]:
         """The requests whose last block is full, and their tables, which know now that all of it is computed."""

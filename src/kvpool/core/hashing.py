@@ -148,7 +148,8 @@ class BlockHasher:
 
     def name(self, block: bytes, parent: bytes | None, extra_keys: tuple[ExtraKey, ...] | None) -> bytes:
         """The name of one block whose tokens are encoded already."""
-        return sha256(b"".join((_START, parent or self.root, self._head, block, _encode_keys(extra_keys)))).digest()
+        extra = cbor(extra_keys) if extra_keys else _NULL
+        return sha256(b"".join((_START, parent or self.root, self._head, block, extra))).digest()
 
     def encode(self, blocks: npt.NDArray[np.int64]) -> list[bytes]:
         """The encoded tokens of many blocks at once, for `name`. int64, shape (blocks, block_size), all 0 or more."""

@@ -12,7 +12,7 @@ from kvpool.core.block_table import BlockTable
 from kvpool.core.hashing import BlockHasher
 from kvpool.core.hit import FirstBlocks, HitEnd
 from kvpool.core.request import RequestLike
-from kvpool.events import BlockStored, EventLog
+from kvpool.events import EventLog
 from kvpool.types import BlockHash, BlockId
 
 
@@ -49,19 +49,9 @@ class Publisher:
             names += chain[start:stop]
             table.num_committed = stop * size
             if self._events is not None:
-                self._events.add(self._stored(request, chain, start, stop))
+                self._events.add_stored(chain, start, stop, request.token_ids, size)
         self._pool.commit(block_ids, names)
         return len(names)
-
-    def _stored(self, request: RequestLike, chain: Sequence[BlockHash], start: int, stop: int) -> BlockStored:
-        size = self._hasher.block_size
-        return BlockStored(
-            block_hashes=tuple(chain[start:stop]),
-            parent_block_hash=chain[start - 1] if start else None,
-            token_ids=tuple(request.token_ids[start * size : stop * size]),
-            block_size=size,
-            group_id=0,
-        )
 
     def why_missing(self, request: RequestLike, name: BlockHash, *, is_first: bool) -> HitEnd:
         """Why this full block of the request cannot be found."""

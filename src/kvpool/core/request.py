@@ -83,8 +83,8 @@ class Request:
     """
 
     __slots__ = (
-        "_hasher", "_names", "adapter", "cache_salt", "max_tokens", "media", "num_preemptions", "num_prompt_tokens",
-        "reads_cache", "request_id", "tenant", "token_ids",
+        "_hasher", "_is_keyed", "_names", "adapter", "cache_salt", "max_tokens", "media", "num_preemptions",
+        "num_prompt_tokens", "reads_cache", "request_id", "tenant", "token_ids",
     )  # fmt: skip
 
     def __init__(
@@ -109,6 +109,8 @@ class Request:
         self.reads_cache = reads_cache
         self.max_tokens = max_tokens
         self.num_preemptions = 0
+        # Whether blocks after the first can have extra keys.
+        self._is_keyed = adapter is not None or bool(media)
         self._hasher: BlockHasher | None = None
         self._names: list[bytes] = []
         self._validate()
@@ -183,18 +185,13 @@ class Request:
         size = hasher.block_size
         keys = self._extra_keys(first * size, stop * size, size) if self._is_keyed or first == 0 else ()
         if next_block is not None and stop - first == 1:
-            return [hasher.name(next_block, parent, next(iter(keys), ()))]
+            return [hasher.name(next_block, parent, next(iter(keys), None))]
         return hasher.names(self.token_ids[first * size : stop * size], parent, keys)
 
     def plain_name(self, hasher: BlockHasher) -> bytes | None:
         """The name of the first block as if the request had no extra keys; None while it is not full."""
         first = hasher.names(self.token_ids[: hasher.block_size])
         return first[0] if first else None
-
-    @property
-    def _is_keyed(self) -> bool:
-        """Whether blocks after the first can have extra keys."""
-        return self.adapter is not None or bool(self.media)
 
     def _extra_keys(self, start: int, stop: int, size: int) -> Iterator[tuple[ExtraKey, ...]]:
         """The extra keys of each block of tokens start .. stop - 1; ends where no further block can have any."""
