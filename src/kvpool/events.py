@@ -50,47 +50,52 @@ Event: TypeAlias = BlockStored | BlockRemoved | AllBlocksCleared
 class EventLog:
     """Events in order, until somebody takes them.
 
-    At most `limit` (2 or more) are kept. When nobody takes them in time, all are dropped and the next list begins with
+    Events about `limit` blocks are kept. When nobody takes them in time, all are dropped and the next list begins with
     AllBlocksCleared: a listener then knows fewer names than the cache holds, never one too many.
     """
 
     def __init__(self, limit: int = 100_000) -> None:
         self._limit = limit
+        self._num_blocks = 0
         self._noted: list[Event | _Stored] = []
 
-    def add(self, event: Event) -> None:
-        self._note(event)
-
-    def add_stored(
-        self, names: Sequence[BlockHash], start: int, stop: int, token_ids: Sequence[int], size: int
+    def stored(
+        self, names: Sequence[BlockHash], start: int, stop: int, token_ids: Sequence[int], block_size: int
     ) -> None:
-        """Blocks start .. stop - 1 of a request with these names and tokens. Both may grow later, and not change.
+        """Blocks start .. stop - 1 of a request with these names and tokens became findable.
 
         The event is made when it is taken, so that the step that stores does not pay for it.
         """
-        self._note((names, start, stop, token_ids, block_size))
+        self._make_room(stop - start)
+        parent = names[start - 1] if start else None
+        tokens = token_ids[start * block_size : stop * block_size]
+        self._noted.append((tuple(names[start:stop]), parent, tuple(tokens), block_size))
 
-    def _note(self, event: "Event | _Stored") -> None:
-        if len(self._noted) >= self._limit:
-            _LOG.warning("%d cache events were not taken and are dropped: call take_events() each step", self._limit)
-            self._noted = [AllBlocksCleared()]
-        self._noted.append(event)
+    def removed(self, names: Sequence[BlockHash]) -> None:
+        """Nothing under these names can be found any more."""
+        self._make_room(len(names))
+        self._noted.append(BlockRemoved(tuple(names)))
+
+    def cleared(self) -> None:
+        """Nothing at all can be found any more; what happened before no longer matters."""
+        self._noted, self._num_blocks = [AllBlocksCleared()], 0
 
     def take(self) -> list[Event]:
         """All events since the last call, oldest first; the log is empty afterwards."""
-        taken, self._noted = self._noted, []
-        return [_made(event) if isinstance(event, tuple) else event for event in taken]
+        taken, self._noted, self._num_blocks = self._noted, [], 0
+        return [BlockStored(*event, group_id=0) if isinstance(event, tuple) else event for event in taken]
+
+    def _make_room(self, num_blocks: int) -> None:
+        self._num_blocks += num_blocks
+        if self._num_blocks > self._limit:
+            _LOG.warning(
+                "events about %d blocks were not taken and are dropped: "
+                "call take_events() each step, or pass events=False",
+                self._num_blocks - num_blocks,
+            )
+            self.cleared()
+            self._num_blocks = num_blocks
 
 
-_Stored: TypeAlias = tuple[Sequence[BlockHash], int, int, Sequence[int], int]
-
-
-def _made(stored: _Stored) -> BlockStored:
-    names, start, stop, token_ids, size = stored
-    return BlockStored(
-        block_hashes=tuple(names[start:stop]),
-        parent_block_hash=names[start - 1] if start else None,
-        token_ids=tuple(token_ids[start * size : stop * size]),
-        block_size=size,
-        group_id=0,
-    )
+_Stored: TypeAlias = tuple[tuple[BlockHash, ...], BlockHash | None, tuple[int, ...], int]
+"""The fields of a BlockStored, but for its group."""

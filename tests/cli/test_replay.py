@@ -116,6 +116,7 @@ def test_traffic_without_reuse_is_said_so(capsys: pytest.CaptureFixture[str]) ->
         (["replay", "TRACE", "--num-blocks", "9", "--block-size", "-4"], "block_size is -4"),
         (["replay", "TRACE", "--num-blocks", "9", "--block-size", "100"], "64 or 512 work"),
         (["replay", "TRACE", "--num-blocks", "9", "--raw", "--mode", "engine"], "raw counting"),
+        (["replay", "LENGTHS", "--num-blocks", "99", "--raw"], "raw counting counts the ids"),
         (["replay", "TRACE", "--sweep", "colour=1"], "colour=1"),
         (["replay", "TRACE", "--sweep", "num_blocks="], "num_blocks="),
         (["replay", "TRACE", "--sweep", "num_blocks=1,x"], "num_blocks=1,x"),
@@ -134,7 +135,10 @@ def test_traffic_without_reuse_is_said_so(capsys: pytest.CaptureFixture[str]) ->
 def test_a_mistake_is_one_line_and_exit_code_2(
     arguments: list[str], message: str, trace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert exit_code([str(trace) if argument == "TRACE" else argument for argument in arguments]) == 2
+    lengths = trace.with_name("lengths.csv")
+    lengths.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.68,374,44\n")
+    files = {"TRACE": str(trace), "LENGTHS": str(lengths)}
+    assert exit_code([files.get(argument, argument) for argument in arguments]) == 2
     out, err = capsys.readouterr()
     assert out == ""
     assert err.count("\n") == 1

@@ -9,35 +9,50 @@ from kvpool.events import EventLog
 from kvpool.testing import apply_events, serve
 
 
-def removed(name: int) -> BlockRemoved:
-    return BlockRemoved((name,))
+def removed(*names: int) -> BlockRemoved:
+    return BlockRemoved(names)
 
 
 def test_events_are_taken_once_in_order() -> None:
     log = EventLog()
-    for name in range(3):
-        log.add(removed(name))
-    assert log.take() == [removed(0), removed(1), removed(2)]
+    log.stored([7, 8, 9], 1, 3, range(12), 4)
+    log.removed([7])
+    assert log.take() == [BlockStored((8, 9), 7, tuple(range(4, 12)), 4, 0), removed(7)]
     assert log.take() == []
-    log.add(AllBlocksCleared())
+    log.cleared()
     assert log.take() == [AllBlocksCleared()]
+
+
+def test_clearing_makes_earlier_events_unnecessary() -> None:
+    log = EventLog()
+    log.removed([1, 2])
+    log.cleared()
+    log.removed([3])
+    assert log.take() == [AllBlocksCleared(), removed(3)]
 
 
 def test_a_full_log_drops_all_says_so_and_begins_with_cleared(caplog: pytest.LogCaptureFixture) -> None:
     log = EventLog(limit=3)
-    for name in range(3):
-        log.add(removed(name))
+    log.removed([0, 1])
+    log.stored([2], 0, 1, range(4), 4)
     assert not caplog.records
-    log.add(removed(3))
-    log.add(removed(4))
+    log.removed([3])
+    log.removed([4])
     [record] = caplog.records
     assert (record.levelno, record.getMessage()) == (
         logging.WARNING,
-        "3 cache events were not taken and are dropped: call take_events() each step",
+        "events about 3 blocks were not taken and are dropped: call take_events() each step, or pass events=False",
     )
     assert log.take() == [AllBlocksCleared(), removed(3), removed(4)]
-    log.add(removed(5))
+    log.removed([5])
     assert log.take() == [removed(5)]
+
+
+def test_what_is_larger_than_the_limit_is_kept_alone() -> None:
+    log = EventLog(limit=3)
+    log.removed([1])
+    log.removed([2, 3, 4, 5])
+    assert log.take() == [AllBlocksCleared(), removed(2, 3, 4, 5)]
 
 
 def test_stored_blocks_tell_parent_tokens_and_size() -> None:

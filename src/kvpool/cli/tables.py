@@ -44,16 +44,23 @@ def print_sweep(reports: Sequence[ReplayReport], points: Sequence[dict[str, Any]
     first = reports[0]
     totals = {report.all.total_tokens for report in reports}
     total = f", {totals.pop():,} prompt tokens" if len(totals) == 1 else ""
-    console.print(f"[bold]{first.trace}[/]  {first.mode} mode, {first.policy}, {len(reports)} runs{total}")
+    mode = f"{first.mode} mode, raw counting" if first.raw else f"{first.mode} mode"
+    console.print(f"[bold]{first.trace}[/]  {mode}, {first.policy}, {len(reports)} runs{total}")
     given = [name for name in points[0] if name != "num_blocks"]
     headings = [name.replace("_", "\n") for name in given]
     tokens = ("hit tokens",) if total else ("hit tokens", "of")
     times = ("pre-\nempted", "TTFT\np50, s", "TTFT\np99, s") if first.timing is not None else ()
-    table = _table("blocks", *headings, *tokens, "hit\nrate", "infinite\ncache", "block\nrate", "evicted", *times)
+    refused = ("refused",) if any(report.num_refused for report in reports) else ()
+    rates = ("hit\nrate", "infinite\ncache", "block\nrate")
+    table = _table("blocks", *headings, *tokens, *rates, "evicted", *times, *refused)
     for report, point in zip(reports, points, strict=True):
         counted = (f"{report.all.hit_tokens:,}", f"{report.all.total_tokens:,}")[: len(tokens)]
-        table.add_row(f"{report.num_blocks:,}", *(str(point[name]) for name in given), *counted, *_sweep_cells(report))
+        last = (f"{report.num_refused:,}",)[: len(refused)]
+        own = (str(point[name]) for name in given)
+        table.add_row(f"{report.num_blocks:,}", *own, *counted, *_sweep_cells(report), *last)
     _show(console, table)
+    if first.num_skipped_lines:
+        console.print(f"[yellow]{first.num_skipped_lines:,} bad lines skipped[/]")
     for line in _notes(first):
         console.print(f"[dim]{line}[/]")
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from kvpool.core.eviction import LRU, RecentNames
 from kvpool.errors import ConfigError
-from kvpool.events import AllBlocksCleared, BlockRemoved, EventLog
+from kvpool.events import EventLog
 from kvpool.types import NULL_BLOCK, BlockHash, BlockId
 
 
@@ -148,7 +148,7 @@ class BlockPool:
         self._further.clear()
         self._evicted = RecentNames()
         if self._events is not None:
-            self._events.add(AllBlocksCleared())
+            self._events.cleared()
         return True
 
     def _evict(self, names: list[BlockHash], num_blocks: int) -> None:
@@ -160,7 +160,7 @@ class BlockPool:
         self.num_cached -= num_blocks
         self._evicted.update(names)
         if self._events is not None and names:
-            self._events.add(BlockRemoved(tuple(names)))
+            self._events.removed(names)
 
     def _drop_copy(self, name: BlockHash, block_id: BlockId) -> bool:
         """Whether other blocks carry the name too: then the oldest of them is the one that is found from now on."""

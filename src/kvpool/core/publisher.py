@@ -49,7 +49,7 @@ class Publisher:
             names += chain[start:stop]
             table.num_committed = stop * size
             if self._events is not None:
-                self._events.add_stored(chain, start, stop, request.token_ids, size)
+                self._events.stored(chain, start, stop, request.token_ids, size)
         self._pool.commit(block_ids, names)
         return len(names)
 

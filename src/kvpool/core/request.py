@@ -18,7 +18,10 @@ TOKEN_ID_LIMIT = 1 << 63
 
 
 class RequestLike(Protocol):
-    """What the cache and the scheduler read of a request. `Request` is one; the replay has one named by a trace."""
+    """What the cache and the scheduler read of a request. `Request` is one; the replay has one named by a trace.
+
+    It compares by identity, and `token_ids` is the same list for all its life.
+    """
 
     @property
     def request_id(self) -> RequestId: ...

@@ -96,6 +96,9 @@ class Scheduler:
         self.prefilling: list[RequestLike] = []
         """Admitted after all that decode. Between steps at most one: the last, whose prompt takes several steps."""
         self.num_preemptions = 0
+        self.num_recomputed_tokens = 0
+        """Tokens that preempted requests had computed and that were not in the cache any more when they resumed."""
+        self._num_given_up: dict[RequestId, int] = {}
         self._watermark_blocks = int(self.config.watermark * cache.num_blocks)
         self._ids: set[RequestId] = set()
 
@@ -142,6 +145,7 @@ class Scheduler:
         else:
             raise UsageError(f"request {request.request_id!r} is neither waiting nor running")
         self._ids.discard(request.request_id)
+        self._num_given_up.pop(request.request_id, None)
 
     def schedule(self) -> Batch:
         """The next step, with room for all its tokens. Empty only when there is no work."""
@@ -207,21 +211,26 @@ class Scheduler:
             batch.add(request, hit.num_tokens, count)
             batch.num_admitted += 1
             budget -= count
+            given_up = self._num_given_up.pop(request.request_id, 0)
+            self.num_recomputed_tokens += max(given_up - hit.num_tokens, 0)
 
     def _preempt_newest(self) -> None:
         victim = self.prefilling[-1] if self.prefilling else self.decoding.requests[-1]
-        self._release(victim)
+        self._num_given_up[victim.request_id] = self._release(victim)
         victim.num_preemptions += 1
         self.num_preemptions += 1
         self.waiting.appendleft(victim)
 
-    def _release(self, request: RequestLike) -> None:
-        """A running request lets go of its blocks, computed or not."""
+    def _release(self, request: RequestLike) -> int:
+        """A running request lets go of its blocks; how many tokens it had computed."""
         if request in self.prefilling:
             self.prefilling.remove(request)
         else:
             self.cache.leave(self.decoding, [request])
+        table = self.cache.table(request)
+        assert table is not None, f"request {request.request_id!r} runs without blocks"
         self.cache.free(request)
+        return table.num_computed
 
     def _tokens_of_decoding(self, batch: Batch, token_ids: Sequence[int | None]) -> list[int]:
         """The tokens of the requests that still decode, in order of their rows."""

@@ -1,13 +1,13 @@
 """Counting hits: of every request, of each tenant and turn, and beside them what an infinite cache would have hit.
 
-Owns: the tallies, and every name that was ever looked up.
+Owns: the tallies, and the name of every block that was ever computed.
 Knows nothing of: the cache, and why it hit or missed.
 """
 
 from collections.abc import Sequence
 from itertools import takewhile
 
-from kvpool.replay.report import Tally
+from kvpool.replay.report import Lookup, Tally
 from kvpool.replay.trace import TraceRequest
 from kvpool.types import BlockHash
 
@@ -20,28 +20,28 @@ class Accounts:
         self.by_tenant: dict[str, Tally] = {}
         self.by_turn: dict[int, Tally] = {}
         self._block_size = block_size
-        self._seen: set[BlockHash] = set()
+        self._computed: set[BlockHash] = set()
 
     def count(
-        self,
-        traced: TraceRequest,
-        names: Sequence[BlockHash],
-        num_tokens: int,
-        num_hit_blocks: int,
-        max_hit_blocks: int,
+        self, traced: TraceRequest, num_tokens: int, names: Sequence[BlockHash], hit_blocks: int, max_blocks: int
     ) -> None:
-        """A prompt of `num_tokens` tokens with these full blocks was looked up, at most `max_hit_blocks` deep."""
-        num_seen = len(list(takewhile(self._seen.__contains__, names)))
-        self._seen.update(names[num_seen:])
-        # An output can be hit before its request ends and is remembered.
-        ideal = max(min(num_seen, max_hit_blocks), num_hit_blocks)
-        figures = (len(names), num_tokens, num_hit_blocks, ideal, self._block_size)
-        self.all.add(*figures)
-        if traced.tenant is not None:
-            self.by_tenant.setdefault(traced.tenant, Tally()).add(*figures)
-        if traced.turn is not None:
-            self.by_turn.setdefault(traced.turn, Tally()).add(*figures)
+        """A prompt with these full blocks was looked up, at most `max_blocks` deep, and hit `hit_blocks` of them."""
+        known = len(list(takewhile(self._computed.__contains__, names[:max_blocks])))
+        self._tally(traced, Lookup(num_tokens, len(names), hit_blocks, max(known, hit_blocks), is_refused=False))
+
+    def count_refused(self, traced: TraceRequest, num_tokens: int, names: Sequence[BlockHash], max_blocks: int) -> None:
+        """A prompt was too large for the pool and hit nothing. A cache without end would have computed it."""
+        known = len(list(takewhile(self._computed.__contains__, names[:max_blocks])))
+        self._tally(traced, Lookup(num_tokens, len(names), 0, known, is_refused=True))
+        self.remember(names)
 
     def remember(self, names: Sequence[BlockHash]) -> None:
-        """These blocks, of an output, were cached: an infinite cache holds them from now on."""
-        self._seen.update(names)
+        """These blocks are computed: a cache without end holds them from now on."""
+        self._computed.update(names)
+
+    def _tally(self, traced: TraceRequest, lookup: Lookup) -> None:
+        self.all.add(lookup, self._block_size)
+        if traced.tenant is not None:
+            self.by_tenant.setdefault(traced.tenant, Tally()).add(lookup, self._block_size)
+        if traced.turn is not None:
+            self.by_turn.setdefault(traced.turn, Tally()).add(lookup, self._block_size)

@@ -27,30 +27,29 @@ class CacheRun:
         self._num_refused = self._peak_held = self._sum_held = 0
 
     def run(self, requests: Iterable[TraceRequest]) -> None:
-        block_size, raw = self._block_size, self._settings.raw
         for traced in requests:
             request = self._intake.request(traced)
-            num_tokens = request.num_tokens
-            limit = num_tokens if raw else num_tokens - 1
-            num_hit_tokens = self._look_up(request, limit)
-            names = request.block_hashes(self._cache.hasher)
-            self._accounts.count(traced, names, num_tokens, num_hit_tokens // block_size, limit // block_size)
+            limit = request.num_tokens if self._settings.raw else request.num_tokens - 1
+            self._look_up(traced, request, limit)
         if self._settings.check:
             self._cache.check()
 
-    def _look_up(self, request: RequestLike, limit: int) -> int:
-        """The request takes its blocks, fills them and leaves; how many tokens it hit. Too large a one is refused."""
-        cache, num_tokens = self._cache, request.num_tokens
+    def _look_up(self, traced: TraceRequest, request: RequestLike, limit: int) -> None:
+        """The request takes its blocks, fills them and leaves; one that is too large is refused."""
+        cache, num_tokens, max_blocks = self._cache, request.num_tokens, limit // self._block_size
+        names = request.block_hashes(cache.hasher)
         hit = cache.match(request, limit)
         if cache.allocate(request, num_tokens - hit.num_tokens, hit) is None:
             self._num_refused += 1
-            return 0
+            self._accounts.count_refused(traced, num_tokens, names, max_blocks)
+            return
         held = cache.num_usable_blocks - cache.num_free_blocks
         self._sum_held += held
         self._peak_held = max(self._peak_held, held)
         cache.commit(request, num_tokens)
         cache.free(request)
-        return hit.num_tokens
+        self._accounts.count(traced, num_tokens, names, hit.num_tokens // self._block_size, max_blocks)
+        self._accounts.remember(names)
 
     def report(self) -> ReplayReport:
         usable = self._cache.num_usable_blocks

@@ -4,6 +4,7 @@ The engine is the real one; a clock stands in place of a model.
 """
 
 from collections.abc import Iterable, Sequence
+from itertools import islice
 
 from kvpool.core.manager import KVCacheManager
 from kvpool.core.request import RequestLike
@@ -18,7 +19,7 @@ from kvpool.replay.journal import Journal
 from kvpool.replay.report import ReplayReport
 from kvpool.replay.settings import ReplaySettings, Source
 from kvpool.replay.trace import TraceRequest
-from kvpool.types import RequestId
+from kvpool.types import BlockHash, RequestId
 
 
 class EngineRun:
@@ -82,7 +83,7 @@ class EngineRun:
             self._scheduler.add(request)
         except RefusedError:
             self._num_refused += 1
-            self._count(traced, request, num_hit_tokens=0)
+            self._accounts.count_refused(traced, *self._prompt(request))
         else:
             self._traced[request.request_id] = traced
             if traced.output_token_ids is not None:
@@ -93,20 +94,29 @@ class EngineRun:
         for request in ended:
             del self._traced[request.request_id]
             self._outputs.pop(request.request_id, None)
-            names = request.block_hashes(self._cache.hasher)
-            first, stop = request.num_prompt_tokens // self._block_size, (request.num_tokens - 1) // self._block_size
-            self._accounts.remember(names[first:stop])
+            self._remember(request, request.num_prompt_tokens, request.num_tokens - 1)
 
-    def _count(self, traced: TraceRequest, request: RequestLike, num_hit_tokens: int) -> None:
+    def _remember(self, request: RequestLike, start: int, stop: int) -> None:
+        """Tokens start .. stop - 1 of the request are computed."""
+        names = request.block_hashes(self._cache.hasher)
+        self._accounts.remember(names[start // self._block_size : stop // self._block_size])
+
+    def _prompt(self, request: RequestLike) -> tuple[int, Sequence[BlockHash], int]:
+        """A prompt's tokens, the names of its full blocks, and how many of them can hit."""
         size, num_tokens = self._block_size, request.num_prompt_tokens
-        names = request.block_hashes(self._cache.hasher)[: num_tokens // size]
-        self._accounts.count(traced, names, num_tokens, num_hit_tokens // size, (num_tokens - 1) // size)
+        return num_tokens, request.block_hashes(self._cache.hasher)[: num_tokens // size], (num_tokens - 1) // size
 
     def admit(self, request: RequestLike, num_hit_tokens: int) -> None:
         """The scheduler admitted a request. It counts once, however often it is preempted and comes back."""
         if request.num_preemptions == 0:
-            self._count(self._traced[request.request_id], request, num_hit_tokens)
+            num_tokens, names, max_blocks = self._prompt(request)
+            traced = self._traced[request.request_id]
+            self._accounts.count(traced, num_tokens, names, num_hit_tokens // self._block_size, max_blocks)
             self._journal.admitted(request, self._clock.now_s)
+
+    def prefilled(self, request: RequestLike, start: int, count: int) -> None:
+        """A chunk of a prompt was computed."""
+        self._remember(request, start, start + count)
 
     def run_batch(self, batch: Batch) -> Sequence[int | None]:
         """Let the batch take its time, and note the state that the engine is in meanwhile."""
@@ -118,7 +128,6 @@ class EngineRun:
         return token_ids
 
     def report(self) -> ReplayReport:
-        stats = self._cache.stats
         return ReplayReport(
             trace=self._source.name,
             seed=self._source.seed,
@@ -134,7 +143,7 @@ class EngineRun:
             num_skipped_lines=self._source.num_skipped,
             evictions=self._cache.num_evictions,
             preemptions=self._scheduler.num_preemptions,
-            preempted_tokens=stats.num_resumed_queried_tokens - stats.num_resumed_hit_tokens,
+            preempted_tokens=self._scheduler.num_recomputed_tokens,
             peak_held=self._journal.peak_held,
             mean_held=self._journal.mean_held(self._clock.now_s),
             timing=self._journal.timing(self._clock.now_s),
@@ -151,4 +160,7 @@ class _Watched:
         first = len(batch) - batch.num_admitted
         for request, num_hit_tokens in zip(batch.requests[first:], batch.starts[first:], strict=True):
             self._run.admit(request, num_hit_tokens)
-        return self._run.run_batch(batch)
+        token_ids = self._run.run_batch(batch)
+        for request, start, count in islice(batch, batch.num_decoding, None):
+            self._run.prefilled(request, start, count)
+        return token_ids

@@ -7,6 +7,7 @@ Knows nothing of: the cache.
 from collections.abc import Sequence
 
 from kvpool.core.request import Request, RequestLike
+from kvpool.errors import ConfigError
 from kvpool.replay.named import NamedRequest, names_at
 from kvpool.replay.settings import ReplaySettings, Source
 from kvpool.replay.trace import TraceRequest
@@ -44,6 +45,10 @@ class Intake:
 
     def _names(self, traced: TraceRequest) -> Sequence[int]:
         if traced.block_ids is None or self._trace_block_size is None:
+            if self._raw:
+                raise ConfigError(
+                    "raw counting counts a trace's block ids, and this one has none: it gives lengths only"
+                )
             return ()
         names = names_at(traced.block_ids, self._trace_block_size, self._block_size)
         if not self._raw:

@@ -5,16 +5,27 @@ Knows nothing of: how a run is made, how it is shown.
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+
+
+class Lookup(NamedTuple):
+    """One prompt that was looked up: its tokens and full blocks, and how many of these were hit."""
+
+    num_tokens: int
+    num_blocks: int
+    hit_blocks: int
+    ideal_blocks: int
+    is_refused: bool
 
 
 @dataclass(slots=True)
 class Tally:
     """Hits of a set of requests. What counts as a block and as a hit is stated in docs/counting.md.
 
-    `ideal_*` is what an infinite cache would have hit; ideal - hit tokens were computed again after an eviction.
+    `ideal_*` is what a cache without end would have hit, asked at the same moments. `recomputed_tokens` are the tokens
+    that it would have hit and that were computed again, since they had been evicted; refused requests have none.
     `sum_request_rates` adds up each request's own token hit rate.
     """
 
@@ -25,18 +36,22 @@ class Tally:
     total_tokens: int = 0
     hit_tokens: int = 0
     ideal_hit_tokens: int = 0
+    recomputed_tokens: int = 0
     sum_request_rates: float = 0.0
 
-    def add(self, total_blocks: int, total_tokens: int, hit_blocks: int, ideal_blocks: int, block_size: int) -> None:
-        """One more request, which hit `hit_blocks` of its blocks."""
+    def add(self, lookup: Lookup, block_size: int) -> None:
+        """One more request."""
+        hit_tokens, ideal_tokens = lookup.hit_blocks * block_size, lookup.ideal_blocks * block_size
         self.num_requests += 1
-        self.total_blocks += total_blocks
-        self.hit_blocks += hit_blocks
-        self.ideal_hit_blocks += ideal_blocks
-        self.total_tokens += total_tokens
-        self.hit_tokens += hit_blocks * block_size
-        self.ideal_hit_tokens += ideal_blocks * block_size
-        self.sum_request_rates += hit_blocks * block_size / total_tokens
+        self.total_blocks += lookup.num_blocks
+        self.hit_blocks += lookup.hit_blocks
+        self.ideal_hit_blocks += lookup.ideal_blocks
+        self.total_tokens += lookup.num_tokens
+        self.hit_tokens += hit_tokens
+        self.ideal_hit_tokens += ideal_tokens
+        self.sum_request_rates += hit_tokens / lookup.num_tokens
+        if not lookup.is_refused:
+            self.recomputed_tokens += ideal_tokens - hit_tokens
 
     @property
     def block_hit_rate(self) -> float:
@@ -58,11 +73,6 @@ class Tally:
     def mean_request_hit_rate(self) -> float:
         """The mean of the requests' own token hit rates: a short request counts as much as a long one."""
         return _ratio(self.sum_request_rates, self.num_requests)
-
-    @property
-    def recomputed_tokens(self) -> int:
-        """Prompt tokens that were cached once, evicted, and computed again."""
-        return self.ideal_hit_tokens - self.hit_tokens
 
     def rates(self) -> dict[str, float]:
         return {
@@ -154,7 +164,7 @@ class ReplayReport:
     mean_held: float
     preemptions: int = 0
     preempted_tokens: int = 0
-    """Tokens of preempted requests that had to be computed again when they resumed."""
+    """Tokens that preempted requests had computed, and had to compute again when they resumed."""
     timing: Timing | None = None
 
     def to_dict(self) -> dict[str, Any]:
@@ -187,4 +197,4 @@ class ReplayReport:
 def _plain_tally(tally: Tally) -> dict[str, Any]:
     counters = asdict(tally)
     del counters["sum_request_rates"]
-    return counters | {"recomputed_tokens": tally.recomputed_tokens} | tally.rates()
+    return counters | tally.rates()
