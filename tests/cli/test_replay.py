@@ -116,7 +116,7 @@ def test_traffic_without_reuse_is_said_so(capsys: pytest.CaptureFixture[str]) ->
         (["replay", "TRACE", "--num-blocks", "9", "--block-size", "-4"], "block_size is -4"),
         (["replay", "TRACE", "--num-blocks", "9", "--block-size", "100"], "64 or 512 work"),
         (["replay", "TRACE", "--num-blocks", "9", "--raw", "--mode", "engine"], "raw counting"),
-        (["replay", "LENGTHS", "--num-blocks", "99", "--raw"], "raw counting counts the ids"),
+        (["replay", "LENGTHS", "--num-blocks", "99", "--raw"], "raw counting counts"),
         (["replay", "TRACE", "--sweep", "colour=1"], "colour=1"),
         (["replay", "TRACE", "--sweep", "num_blocks="], "num_blocks="),
         (["replay", "TRACE", "--sweep", "num_blocks=1,x"], "num_blocks=1,x"),

@@ -8,7 +8,7 @@ from kvpool import BlockTable, KVCacheManager, Request, UsageError
 
 @pytest.fixture
 def table() -> BlockTable:
-    return BlockTable("r", [[5, 2, 9]], block_size=4, num_computed=4)
+    return BlockTable(Request("r", [1]), [[5, 2, 9]], block_size=4, num_computed=4)
 
 
 def test_a_new_table_has_slots_for_its_blocks_and_its_hit_is_committed(table: BlockTable) -> None:
@@ -31,7 +31,7 @@ def test_positions_without_room_are_refused(table: BlockTable, start: int, stop:
 
 
 def test_a_group_has_its_own_blocks() -> None:
-    table = BlockTable("r", [[1, 2], [3, 4]], block_size=2, num_computed=0)
+    table = BlockTable(Request("r", [1]), [[1, 2], [3, 4]], block_size=2, num_computed=0)
     assert table.slot_mapping(1, 3, group_id=1).tolist() == [7, 8]
 
 

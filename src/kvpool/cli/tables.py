@@ -24,7 +24,8 @@ _WIDEST = 1000
 def print_report(report: ReplayReport) -> None:
     """One run, on standard output."""
     console = Console(highlight=False)
-    console.print(f"[bold]{report.trace}[/]  {_size(report)}")
+    console.print(f"[bold]{report.trace}[/]")
+    console.print(_size(report))
     _show(console, _hits(report.all))
     _show(console, _facts(report))
     if report.timing is not None:
@@ -44,8 +45,8 @@ def print_sweep(reports: Sequence[ReplayReport], points: Sequence[dict[str, Any]
     first = reports[0]
     totals = {report.all.total_tokens for report in reports}
     total = f", {totals.pop():,} prompt tokens" if len(totals) == 1 else ""
-    mode = f"{first.mode} mode, raw counting" if first.raw else f"{first.mode} mode"
-    console.print(f"[bold]{first.trace}[/]  {mode}, {first.policy}, {len(reports)} runs{total}")
+    console.print(f"[bold]{first.trace}[/]")
+    console.print(f"{_mode(first)}, {first.policy}, {len(reports)} runs{total}")
     given = [name for name in points[0] if name != "num_blocks"]
     headings = [name.replace("_", "\n") for name in given]
     tokens = ("hit tokens",) if total else ("hit tokens", "of")
@@ -75,8 +76,11 @@ def _sweep_cells(report: ReplayReport) -> Iterator[str]:
 
 
 def _size(report: ReplayReport) -> str:
-    counting = ", raw counting" if report.raw else ""
-    return f"{report.mode} mode{counting}, {report.num_blocks:,} blocks of {report.block_size} tokens, {report.policy}"
+    return f"{_mode(report)}, {report.num_blocks:,} blocks of {report.block_size} tokens, {report.policy}"
+
+
+def _mode(report: ReplayReport) -> str:
+    return f"{report.mode} mode, raw counting" if report.raw else f"{report.mode} mode"
 
 
 def _hits(tally: Tally) -> Table:

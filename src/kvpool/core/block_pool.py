@@ -131,12 +131,17 @@ class BlockPool:
         cached: list[BlockId] = []
         for block in block_ids:
             left = holders[block] = holders[block] - 1
-            assert left >= 0, f"invariant 1: block {block} is freed more often than held"
-            if not left:
-                (empty if names[block] is None else cached).append(block)
-        self._free.add_empty(empty)
-        self._free.add_cached(cached)
-        self.num_cached += len(cached)
+            if left:
+                assert left > 0, f"invariant 1: block {block} is freed more often than held"
+            elif names[block] is None:
+                empty.append(block)
+            else:
+                cached.append(block)
+        if empty:
+            self._free.add_empty(empty)
+        if cached:
+            self._free.add_cached(cached)
+            self.num_cached += len(cached)
 
     def clear(self) -> bool:
         """Forget every name; the order of the free queue stays. False, and nothing changes, while any block is held."""

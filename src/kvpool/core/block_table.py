@@ -7,8 +7,9 @@ Knows nothing of: other requests, and who else holds these blocks.
 import numpy as np
 import numpy.typing as npt
 
+from kvpool.core.request import RequestLike
 from kvpool.errors import UsageError
-from kvpool.types import BlockId, GroupId, RequestId
+from kvpool.types import BlockId, GroupId
 
 
 class BlockTable:
@@ -19,12 +20,12 @@ class BlockTable:
     the request is in a `DecodeBatch`.
     """
 
-    __slots__ = ("block_ids", "block_size", "is_decoding", "num_committed", "num_computed", "num_slots", "request_id")
+    __slots__ = ("block_ids", "block_size", "is_decoding", "num_committed", "num_computed", "num_slots", "request")
 
     def __init__(
-        self, request_id: RequestId, block_ids: list[list[BlockId]], block_size: int, num_computed: int
+        self, request: RequestLike, block_ids: list[list[BlockId]], block_size: int, num_computed: int
     ) -> None:
-        self.request_id = request_id
+        self.request = request
         self.block_ids = block_ids
         self.block_size = block_size
         self.num_slots = len(block_ids[0]) * block_size
@@ -39,7 +40,7 @@ class BlockTable:
         """
         if not 0 <= start <= stop <= self.num_slots:
             raise UsageError(
-                f"request {self.request_id!r}: slots {start} .. {stop} asked for, {self.num_slots} allocated"
+                f"request {self.request.request_id!r}: slots {start} .. {stop} asked for, {self.num_slots} allocated"
             )
         positions = np.arange(start, stop)
         blocks = np.asarray(self.block_ids[group_id], dtype=np.int64)
@@ -47,4 +48,4 @@ class BlockTable:
 
     def __repr__(self) -> str:
         counts = f"committed={self.num_committed}, computed={self.num_computed}, slots={self.num_slots}"
-        return f"BlockTable({self.request_id!r}, {counts}, block_ids={self.block_ids})"
+        return f"BlockTable({self.request.request_id!r}, {counts}, block_ids={self.block_ids})"

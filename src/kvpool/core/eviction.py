@@ -23,8 +23,10 @@ class LRU:
     name = "lru"
 
     def __init__(self, num_blocks: int) -> None:
-        self._next = [*range(1, num_blocks), NULL_BLOCK]
-        self._previous = [num_blocks - 1, *range(num_blocks - 1)]
+        # Both arrays hold the same number objects, which keeps half as many of them in the processor's cache.
+        blocks = list(range(num_blocks))
+        self._next = [*blocks[1:], NULL_BLOCK]
+        self._previous = [blocks[-1], *blocks[:-1]]
         self._length = num_blocks - 1
 
     def __len__(self) -> int:

@@ -46,7 +46,6 @@ class KVCacheManager:
         self._events = EventLog() if events else None
         self._pool = BlockPool(num_blocks, self._events)
         self._tables: dict[RequestId, BlockTable] = {}
-        self._requests: dict[RequestId, RequestLike] = {}
         self._publisher = Publisher(self._pool, self.hasher, self._events)
 
     # -- verbs
@@ -119,7 +118,6 @@ class KVCacheManager:
         """The request lets go of its blocks, tail first, and is not live any more. What it committed can be found."""
         table = self._require_alone(request)
         del self._tables[request.request_id]
-        del self._requests[request.request_id]
         self._pool.free(reversed(table.block_ids[0]))
 
     # -- verbs for many requests at once
@@ -260,13 +258,13 @@ class KVCacheManager:
         """Raise AssertionError with the number of the first broken invariant. O(blocks): for tests and replay."""
         self._pool.check()
         holders = [0] * self.num_blocks
-        for request_id, table in self._tables.items():
+        for table in self._tables.values():
             for block in table.block_ids[0]:
                 holders[block] += 1
             committed, computed, slots = table.num_committed, table.num_computed, table.num_slots
             assert committed <= computed <= slots, f"invariant 6: {table}"
             assert slots == len(table.block_ids[0]) * self.block_size, f"invariant 7: {table}"
-            names = self._requests[request_id].block_hashes(self.hasher)[: committed // self.block_size]
+            names = table.request.block_hashes(self.hasher)[: committed // self.block_size]
             assert self._pool.carry(table.block_ids[0][: len(names)], names), (
                 f"invariant 9: {table} holds foreign content"
             )
@@ -284,14 +282,14 @@ class KVCacheManager:
         self._validate_admission(request, num_tokens, found)
         num_hit_tokens = len(found) * self.block_size
         num_new = self._group.num_blocks(num_hit_tokens + num_tokens, self.block_size) - len(found)
-        if num_new + self._pool.num_idle(found) > self._pool.num_free:
+        if num_new + (self._pool.num_idle(found) if found else 0) > self._pool.num_free:
             return None
-        self._pool.touch(found)
+        if found:
+            self._pool.touch(found)
         new = self._pool.allocate(num_new)
         assert new is not None, "invariant 8: the blocks were counted"
-        table = BlockTable(request.request_id, [found + new], self.block_size, num_hit_tokens)
+        table = BlockTable(request, [found + new], self.block_size, num_hit_tokens)
         self._tables[request.request_id] = table
-        self._requests[request.request_id] = request
         self._count_query(request, num_hit_tokens)
         return table
 
@@ -355,11 +353,11 @@ class KVCacheManager:
     def _num_computed(self, table: BlockTable) -> int:
         if not table.is_decoding:
             return table.num_computed
-        return max(table.num_computed, self._requests[table.request_id].num_tokens - 1)
+        return max(table.num_computed, table.request.num_tokens - 1)
 
     def _require_alone(self, request: RequestLike) -> BlockTable:
         table = self._tables.get(request.request_id)
-        if table is None or table.is_decoding or self._requests[request.request_id] is not request:
+        if table is None or table.is_decoding or table.request is not request:
             table = self._require_live(request)
             raise UsageError(f"request {request.request_id!r} decodes in a batch: only step moves it until it leaves")
         return table
@@ -368,7 +366,7 @@ class KVCacheManager:
         table = self._tables.get(request.request_id)
         if table is None:
             raise UsageError(f"request {request.request_id!r} holds no blocks: it was freed, or never allocated")
-        if self._requests[request.request_id] is not request:
+        if table.request is not request:
             raise UsageError(
                 f"another live request has the id {request.request_id!r}: ids are unique while a request lives"
             )

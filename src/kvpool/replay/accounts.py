@@ -16,7 +16,7 @@ class Accounts:
     """Tallies of the requests counted so far."""
 
     def __init__(self, block_size: int) -> None:
-        self.all = Tally()
+        self.all = Tally(block_size)
         self.by_tenant: dict[str, Tally] = {}
         self.by_turn: dict[int, Tally] = {}
         self._block_size = block_size
@@ -26,22 +26,26 @@ class Accounts:
         self, traced: TraceRequest, num_tokens: int, names: Sequence[BlockHash], hit_blocks: int, max_blocks: int
     ) -> None:
         """A prompt with these full blocks was looked up, at most `max_blocks` deep, and hit `hit_blocks` of them."""
-        known = len(list(takewhile(self._computed.__contains__, names[:max_blocks])))
-        self._tally(traced, Lookup(num_tokens, len(names), hit_blocks, max(known, hit_blocks), is_refused=False))
+        ideal_blocks = hit_blocks + self._num_computed(names[hit_blocks:max_blocks])
+        self._tally(traced, Lookup(num_tokens, len(names), hit_blocks, ideal_blocks, is_refused=False))
 
     def count_refused(self, traced: TraceRequest, num_tokens: int, names: Sequence[BlockHash], max_blocks: int) -> None:
         """A prompt was too large for the pool and hit nothing. A cache without end would have computed it."""
-        known = len(list(takewhile(self._computed.__contains__, names[:max_blocks])))
-        self._tally(traced, Lookup(num_tokens, len(names), 0, known, is_refused=True))
+        ideal_blocks = self._num_computed(names[:max_blocks])
+        self._tally(traced, Lookup(num_tokens, len(names), 0, ideal_blocks, is_refused=True))
         self.remember(names)
+
+    def _num_computed(self, names: Sequence[BlockHash]) -> int:
+        """How many of these consecutive blocks, from the first on, a cache without end holds."""
+        return len(list(takewhile(self._computed.__contains__, names)))
 
     def remember(self, names: Sequence[BlockHash]) -> None:
         """These blocks are computed: a cache without end holds them from now on."""
         self._computed.update(names)
 
     def _tally(self, traced: TraceRequest, lookup: Lookup) -> None:
-        self.all.add(lookup, self._block_size)
+        self.all.add(lookup)
         if traced.tenant is not None:
-            self.by_tenant.setdefault(traced.tenant, Tally()).add(lookup, self._block_size)
+            self.by_tenant.setdefault(traced.tenant, Tally(self._block_size)).add(lookup)
         if traced.turn is not None:
-            self.by_turn.setdefault(traced.turn, Tally()).add(lookup, self._block_size)
+            self.by_turn.setdefault(traced.turn, Tally(self._block_size)).add(lookup)

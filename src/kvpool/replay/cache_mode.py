@@ -39,17 +39,18 @@ class CacheRun:
         cache, num_tokens, max_blocks = self._cache, request.num_tokens, limit // self._block_size
         names = request.block_hashes(cache.hasher)
         hit = cache.match(request, limit)
-        if cache.allocate(request, num_tokens - hit.num_tokens, hit) is None:
+        table = cache.allocate(request, num_tokens - hit.num_tokens, hit)
+        if table is None:
             self._num_refused += 1
             self._accounts.count_refused(traced, num_tokens, names, max_blocks)
             return
-        held = cache.num_usable_blocks - cache.num_free_blocks
+        held, hit_blocks = len(table.block_ids[0]), len(hit.block_ids[0])
         self._sum_held += held
         self._peak_held = max(self._peak_held, held)
         cache.commit(request, num_tokens)
         cache.free(request)
-        self._accounts.count(traced, num_tokens, names, hit.num_tokens // self._block_size, max_blocks)
-        self._accounts.remember(names)
+        self._accounts.count(traced, num_tokens, names, hit_blocks, max_blocks)
+        self._accounts.remember(names[hit_blocks:])
 
     def report(self) -> ReplayReport:
         usable = self._cache.num_usable_blocks

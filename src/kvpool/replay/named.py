@@ -68,6 +68,7 @@ class NamedRequest:
         self._block_size = block_size
         self._names: list[BlockHash] = list(names)
         self._token_ids: list[int] | None = None
+        self._name_blocks(num_prompt_tokens // block_size)
 
     @property
     def num_tokens(self) -> int:
@@ -93,12 +94,15 @@ class NamedRequest:
 
     def block_hashes(self, _hasher: BlockHasher, _next_block: bytes | None = None, /) -> list[BlockHash]:
         """The trace's names, then one of its own for every further full block."""
+        if self._token_ids is not None:
+            self._name_blocks(len(self._token_ids) // self._block_size)
+        return self._names
+
+    def _name_blocks(self, num_full: int) -> None:
         names = self._names
-        num_full = self.num_tokens // self._block_size
         if num_full > len(names):
             first_own = -1 - self._serial * _BLOCKS_PER_REQUEST
             names += [first_own - block for block in range(len(names), num_full)]
-        return names
 
     def plain_name(self, _hasher: BlockHasher, /) -> BlockHash | None:
         return None

@@ -24,34 +24,42 @@ class Lookup(NamedTuple):
 class Tally:
     """Hits of a set of requests. What counts as a block and as a hit is stated in docs/counting.md.
 
-    `ideal_*` is what a cache without end would have hit, asked at the same moments. `recomputed_tokens` are the tokens
-    that it would have hit and that were computed again, since they had been evicted; refused requests have none.
+    `ideal_*` is what a cache without end would have hit, asked at the same moments. `recomputed_*` is what it
+    would have hit and what was computed again, since it had been evicted; refused requests have none.
     `sum_request_rates` adds up each request's own token hit rate.
     """
 
+    block_size: int
     num_requests: int = 0
     total_blocks: int = 0
     hit_blocks: int = 0
     ideal_hit_blocks: int = 0
+    recomputed_blocks: int = 0
     total_tokens: int = 0
-    hit_tokens: int = 0
-    ideal_hit_tokens: int = 0
-    recomputed_tokens: int = 0
     sum_request_rates: float = 0.0
 
-    def add(self, lookup: Lookup, block_size: int) -> None:
+    def add(self, lookup: Lookup) -> None:
         """One more request."""
-        hit_tokens, ideal_tokens = lookup.hit_blocks * block_size, lookup.ideal_blocks * block_size
         self.num_requests += 1
         self.total_blocks += lookup.num_blocks
         self.hit_blocks += lookup.hit_blocks
         self.ideal_hit_blocks += lookup.ideal_blocks
         self.total_tokens += lookup.num_tokens
-        self.hit_tokens += hit_tokens
-        self.ideal_hit_tokens += ideal_tokens
-        self.sum_request_rates += hit_tokens / lookup.num_tokens
+        self.sum_request_rates += lookup.hit_blocks * self.block_size / lookup.num_tokens
         if not lookup.is_refused:
-            self.recomputed_tokens += ideal_tokens - hit_tokens
+            self.recomputed_blocks += lookup.ideal_blocks - lookup.hit_blocks
+
+    @property
+    def hit_tokens(self) -> int:
+        return self.hit_blocks * self.block_size
+
+    @property
+    def ideal_hit_tokens(self) -> int:
+        return self.ideal_hit_blocks * self.block_size
+
+    @property
+    def recomputed_tokens(self) -> int:
+        return self.recomputed_blocks * self.block_size
 
     @property
     def block_hit_rate(self) -> float:
@@ -195,6 +203,6 @@ class ReplayReport:
 
 
 def _plain_tally(tally: Tally) -> dict[str, Any]:
-    counters = asdict(tally)
-    del counters["sum_request_rates"]
-    return counters | tally.rates()
+    counters = ("num_requests", "total_blocks", "hit_blocks", "ideal_hit_blocks", "total_tokens", "hit_tokens")
+    more = ("ideal_hit_tokens", "recomputed_tokens")
+    return {name: getattr(tally, name) for name in (*counters, *more)} | tally.rates()
