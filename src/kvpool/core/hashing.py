@@ -155,9 +155,10 @@ class BlockHasher:
         """The encoded tokens of many blocks at once, for `name`. int64, shape (blocks, block_size), all 0 or more."""
         if not blocks.size:
             return []
-        if blocks.max() >= _CODES_LIMIT:
+        highest = int(blocks.max())
+        if highest >= _CODES_LIMIT:
             return [b"".join(_encode_tokens(block)) for block in blocks.tolist()]
-        cells, widths = _code_table(int(blocks.max()))
+        cells, widths = _code_table(highest)
         tokens = blocks.reshape(-1)
         width = widths.take(tokens)
         data = cells.take(tokens, axis=0)[_USED.take(width, axis=0)].tobytes()

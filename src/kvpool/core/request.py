@@ -174,21 +174,23 @@ class Request:
         """
         if self._hasher is not hasher and self._hasher != hasher:
             self._hasher, self._names = hasher, []
-        names, size = self._names, hasher.block_size
-        first, stop = len(names), len(self.token_ids) // size
-        if first < stop:
-            # Threads that hash the same request at once write the same names to the same places.
-            names[first:stop] = self._names_of(hasher, first, stop, names[first - 1] if first else None, next_block)
+        names = self._names
+        first, stop = len(names), len(self.token_ids) // hasher.block_size
+        if first == stop:
+            return names
+        parent = names[first - 1] if first else None
+        # Threads that hash the same request at once write the same names to the same places.
+        if next_block is not None and stop - first == 1:
+            keys = next(self._extra_keys(first, stop, hasher.block_size), None) if self._is_keyed or not first else None
+            names[first:stop] = (hasher.name(next_block, parent, keys),)
+        else:
+            names[first:stop] = self._names_of(hasher, first, stop, parent)
         return names
 
-    def _names_of(
-        self, hasher: BlockHasher, first: int, stop: int, parent: bytes | None, next_block: bytes | None
-    ) -> list[bytes]:
+    def _names_of(self, hasher: BlockHasher, first: int, stop: int, parent: bytes | None) -> list[bytes]:
         """The names of blocks first .. stop - 1, which follow the block named `parent`."""
         size = hasher.block_size
-        keys = self._extra_keys(first * size, stop * size, size) if self._is_keyed or first == 0 else ()
-        if next_block is not None and stop - first == 1:
-            return [hasher.name(next_block, parent, next(iter(keys), None))]
+        keys = self._extra_keys(first, stop, size) if self._is_keyed or not first else ()
         return hasher.names(self.token_ids[first * size : stop * size], parent, keys)
 
     def plain_name(self, hasher: BlockHasher) -> bytes | None:
@@ -196,10 +198,10 @@ class Request:
         first = hasher.names(self.token_ids[: hasher.block_size])
         return first[0] if first else None
 
-    def _extra_keys(self, start: int, stop: int, size: int) -> Iterator[tuple[ExtraKey, ...]]:
-        """The extra keys of each block of tokens start .. stop - 1; ends where no further block can have any."""
-        last = stop if self.adapter else max((i.offset + i.length for i in self.media), default=1)
-        for at in range(start, min(stop, last), size):
+    def _extra_keys(self, first: int, stop: int, size: int) -> Iterator[tuple[ExtraKey, ...]]:
+        """The extra keys of each of blocks first .. stop - 1; ends where no further block can have any."""
+        last = stop * size if self.adapter else max((i.offset + i.length for i in self.media), default=1)
+        for at in range(first * size, min(stop * size, last), size):
             yield (*self._adapter_keys(), *self._media_keys(at, at + size), *(self._owner_keys() if at == 0 else ()))
 
     def _adapter_keys(self) -> Iterator[ExtraKey]:
