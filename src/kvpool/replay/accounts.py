@@ -19,6 +19,7 @@ class Accounts:
         self.all = Tally(block_size)
         self.by_tenant: dict[str, Tally] = {}
         self.by_turn: dict[int, Tally] = {}
+        self.num_refused = 0
         self._block_size = block_size
         self._computed: set[BlockHash] = set()
 
@@ -34,6 +35,7 @@ class Accounts:
         ideal_blocks = self._num_computed(names[:max_blocks])
         self._tally(traced, Lookup(num_tokens, len(names), 0, ideal_blocks, is_refused=True))
         self.remember(names)
+        self.num_refused += 1
 
     def _num_computed(self, names: Sequence[BlockHash]) -> int:
         """How many of these consecutive blocks, from the first on, a cache without end holds."""

@@ -9,6 +9,7 @@ from kvpool.core.manager import KVCacheManager
 from kvpool.core.request import RequestLike
 from kvpool.replay.accounts import Accounts
 from kvpool.replay.intake import Intake
+from kvpool.replay.outcome import report_of
 from kvpool.replay.report import ReplayReport
 from kvpool.replay.settings import ReplaySettings, Source
 from kvpool.replay.trace import TraceRequest
@@ -24,7 +25,7 @@ class CacheRun:
         self._cache = KVCacheManager(settings.num_blocks, self._block_size, events=False)
         self._intake = Intake(source, settings)
         self._accounts = Accounts(self._block_size)
-        self._num_refused = self._peak_held = self._sum_held = 0
+        self._peak_held = self._sum_held = 0
 
     def run(self, requests: Iterable[TraceRequest]) -> None:
         for traced in requests:
@@ -41,7 +42,6 @@ class CacheRun:
         hit = cache.match(request, limit)
         table = cache.allocate(request, num_tokens - hit.num_tokens, hit)
         if table is None:
-            self._num_refused += 1
             self._accounts.count_refused(traced, num_tokens, names, max_blocks)
             return
         held, hit_blocks = len(table.block_ids[0]), len(hit.block_ids[0])
@@ -54,21 +54,7 @@ class CacheRun:
 
     def report(self) -> ReplayReport:
         usable = self._cache.num_usable_blocks
-        num_served = self._accounts.all.num_requests - self._num_refused
-        return ReplayReport(
-            trace=self._source.name,
-            seed=self._source.seed,
-            mode="cache",
-            raw=self._settings.raw,
-            policy=self._cache.policy,
-            block_size=self._block_size,
-            num_blocks=self._settings.num_blocks,
-            all=self._accounts.all,
-            by_tenant=self._accounts.by_tenant,
-            by_turn=self._accounts.by_turn,
-            num_refused=self._num_refused,
-            num_skipped_lines=self._source.num_skipped,
-            evictions=self._cache.num_evictions,
-            peak_held=self._peak_held / usable,
-            mean_held=self._sum_held / usable / num_served if num_served else 0.0,
-        )
+        num_served = self._accounts.all.num_requests - self._accounts.num_refused
+        mean_held = self._sum_held / usable / num_served if num_served else 0.0
+        peak_held = self._peak_held / usable
+        return report_of(self._source, self._settings, self._cache, self._accounts, peak_held, mean_held)

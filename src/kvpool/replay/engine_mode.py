@@ -4,6 +4,7 @@ The engine is the real one; a clock stands in place of a model.
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import islice
 
 from kvpool.core.manager import KVCacheManager
@@ -16,6 +17,7 @@ from kvpool.errors import RefusedError
 from kvpool.replay.accounts import Accounts
 from kvpool.replay.intake import Intake
 from kvpool.replay.journal import Journal
+from kvpool.replay.outcome import report_of
 from kvpool.replay.report import ReplayReport
 from kvpool.replay.settings import ReplaySettings, Source
 from kvpool.replay.trace import TraceRequest
@@ -38,7 +40,6 @@ class EngineRun:
         self._journal = Journal(settings.sample_every_s)
         self._traced: dict[RequestId, TraceRequest] = {}
         self._outputs: dict[RequestId, Sequence[int]] = {}
-        self._num_refused = 0
 
     def _checking_runner(self) -> CheckingRunner | None:
         return CheckingRunner(self._cache, next_tokens=self._next_tokens) if self._settings.check else None
@@ -82,7 +83,6 @@ class EngineRun:
         try:
             self._scheduler.add(request)
         except RefusedError:
-            self._num_refused += 1
             self._accounts.count_refused(traced, *self._prompt(request))
         else:
             self._traced[request.request_id] = traced
@@ -128,25 +128,13 @@ class EngineRun:
         return token_ids
 
     def report(self) -> ReplayReport:
-        return ReplayReport(
-            trace=self._source.name,
-            seed=self._source.seed,
-            mode="engine",
-            raw=False,
-            policy=self._cache.policy,
-            block_size=self._block_size,
-            num_blocks=self._settings.num_blocks,
-            all=self._accounts.all,
-            by_tenant=self._accounts.by_tenant,
-            by_turn=self._accounts.by_turn,
-            num_refused=self._num_refused,
-            num_skipped_lines=self._source.num_skipped,
-            evictions=self._cache.num_evictions,
+        now_s, journal = self._clock.now_s, self._journal
+        held = (journal.peak_held, journal.mean_held(now_s))
+        return replace(
+            report_of(self._source, self._settings, self._cache, self._accounts, *held),
             preemptions=self._scheduler.num_preemptions,
             preempted_tokens=self._scheduler.num_recomputed_tokens,
-            peak_held=self._journal.peak_held,
-            mean_held=self._journal.mean_held(self._clock.now_s),
-            timing=self._journal.timing(self._clock.now_s),
+            timing=journal.timing(now_s),
         )
 
 

@@ -1,0 +1,34 @@
+"""From a run that is over to its report: what both modes report alike."""
+
+from kvpool.core.manager import KVCacheManager
+from kvpool.replay.accounts import Accounts
+from kvpool.replay.report import ReplayReport
+from kvpool.replay.settings import ReplaySettings, Source
+
+
+def report_of(
+    source: Source,
+    settings: ReplaySettings,
+    cache: KVCacheManager,
+    accounts: Accounts,
+    peak_held: float,
+    mean_held: float,
+) -> ReplayReport:
+    """The report of a run over `source`; a mode adds what it alone knows."""
+    return ReplayReport(
+        trace=source.name,
+        mode=settings.mode,
+        raw=settings.raw,
+        policy=cache.policy,
+        block_size=cache.block_size,
+        num_blocks=cache.num_blocks,
+        seed=source.seed,
+        all=accounts.all,
+        by_tenant=accounts.by_tenant,
+        by_turn=accounts.by_turn,
+        num_refused=accounts.num_refused,
+        num_skipped_lines=source.num_skipped,
+        evictions=cache.num_evictions,
+        peak_held=peak_held,
+        mean_held=mean_held,
+    )
