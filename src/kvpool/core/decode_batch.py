@@ -6,7 +6,7 @@ Knows nothing of: which requests are live. The manager looks them up, and is the
 
 from array import array
 from collections import deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -62,20 +62,19 @@ class DecodeBatch:
         """How many tokens each row has, the one to be computed next included. Changes with the next step."""
         return self._lengths
 
-    def add(self, requests: Sequence[RequestLike], tables: Iterable[BlockTable]) -> None:
+    def add(self, requests: Sequence[RequestLike], tables: Sequence[BlockTable]) -> None:
         """Rows at the end."""
         if not requests:
             return
+        tokens = [request.token_ids for request in requests]
+        lengths = list(map(len, tokens))
         self.requests += requests
         self._tables += tables
-        self._tokens += [request.token_ids for request in requests]
-        self._lengths = np.append(self._lengths, [request.num_tokens for request in requests])
+        self._tokens += tokens
+        self._lengths = np.append(self._lengths, lengths)
         self._limits = np.append(self._limits, list(map(_longest, requests)))
-        self.unserved += [
-            request
-            for request, table in zip(requests, self._tables[-len(requests) :], strict=True)
-            if table.num_slots < request.num_tokens
-        ]
+        rows = zip(requests, tables, lengths, strict=True)
+        self.unserved += [request for request, table, length in rows if table.num_slots < length]
 
     def remove(self, leaving: Collection[RequestLike]) -> None:
         """Take rows out, the others keep their order. The tables of those that leave are up to date again.
@@ -86,7 +85,7 @@ class DecodeBatch:
         strangers = gone.difference(self.requests)
         if strangers:
             raise UsageError(f"request {strangers.pop().request_id!r} leaves a batch that it is not in")
-        self._settle(gone)
+        self.settle()
         kept = [row for row, request in enumerate(self.requests) if request not in gone]
         self.requests = [self.requests[row] for row in kept]
         self._tables = [self._tables[row] for row in kept]
@@ -122,12 +121,8 @@ class DecodeBatch:
 
     def settle(self) -> None:
         """Bring all tables up to date."""
-        self._settle(set(self.requests))
-
-    def _settle(self, requests: Collection[RequestLike]) -> None:
-        for request, table in zip(self.requests, self._tables, strict=True):
-            if request in requests:
-                table.num_computed = max(table.num_computed, request.num_tokens - 1)
+        for tokens, table in zip(self._tokens, self._tables, strict=True):
+            table.num_computed = max(table.num_computed, len(tokens) - 1)
 
     def validate(self, token_ids: Sequence[int]) -> None:
         """UsageError unless a step can be made with these tokens."""

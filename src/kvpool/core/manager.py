@@ -347,7 +347,7 @@ class KVCacheManager:
         """All tokens of these requests but the last `num_left` are computed."""
         tables = [self._tables[request.request_id] for request in requests]
         for request, table in zip(requests, tables, strict=True):
-            table.num_computed = max(table.num_computed, request.num_tokens - num_left)
+            table.num_computed = max(table.num_computed, len(request.token_ids) - num_left)
         self._publisher.publish(requests, tables)
 
     def _num_computed(self, table: BlockTable) -> int:
