@@ -30,3 +30,8 @@ class MissingExtraError(KVPoolError, ImportError):
 
     def __init__(self, library: str, extra: str) -> None:
         super().__init__(f"{library} is not installed: pip install 'kvpool[{extra}]'")
+        self._arguments = (library, extra)
+
+    def __reduce__(self) -> tuple[type, tuple[str, str]]:
+        """Errors travel between processes."""
+        return type(self), self._arguments

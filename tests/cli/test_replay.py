@@ -2,8 +2,11 @@
 
 import gzip
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -117,6 +120,14 @@ def test_traffic_without_reuse_is_said_so(capsys: pytest.CaptureFixture[str]) ->
         (["replay", "TRACE", "--num-blocks", "9", "--block-size", "100"], "64 or 512 work"),
         (["replay", "TRACE", "--num-blocks", "9", "--raw", "--mode", "engine"], "raw counting"),
         (["replay", "LENGTHS", "--num-blocks", "99", "--raw"], "raw counting counts"),
+        (["replay", "TRACE", "--sweep", "num_blocks=9", "--sweep", "num_blocks=10"], "swept twice"),
+        (["replay", "TRACE", "--num-blocks", "9", "--sweep", "seed=1,2"], "of a --workload"),
+        (["replay", "TRACE", "--num-blocks", "100000000000"], "to 2147483647"),
+        (["replay", "TRACE", "--kv-gib", "1e300", "--bytes-per-token", "1"], "below 2**30 GiB"),
+        (["replay", "TRACE", "--kv-gib", "1", "--bytes-per-token", "0"], "more than 0"),
+        (["replay", "TRACE", "--num-blocks", "9", "--mode", "engine", "--base-ms", "inf"], "base_s is inf"),
+        (["replay", "--workload", "chat", "--num-blocks", "9", "--seed", "-1"], "seed is -1"),
+        (["replay", "--workload", "chat", "--num-blocks", "9", "--rate", "1e-320"], "from 1e-9 to 1e9"),
         (["replay", "TRACE", "--sweep", "colour=1"], "colour=1"),
         (["replay", "TRACE", "--sweep", "num_blocks="], "num_blocks="),
         (["replay", "TRACE", "--sweep", "num_blocks=1,x"], "num_blocks=1,x"),
@@ -129,7 +140,10 @@ def test_traffic_without_reuse_is_said_so(capsys: pytest.CaptureFixture[str]) ->
         (["replay", "--workload", "chat", "--num-blocks", "9", "--requests", "0"], "num_requests is 0"),
         (["replay", "TRACE", "--num-blocks", "9", "--tokenizer", "nowhere"], "nowhere"),
         (["replay", "nowhere.jsonl", "--num-blocks", "9"], "nowhere.jsonl: cannot be read"),
-        (["replay", "TRACE", "--num-blocks", "9", "--dask", "tcp://127.0.0.1:1", "--sweep", "seed=1,2"], "--dask"),
+        (
+            ["replay", "TRACE", "--num-blocks", "9", "--dask", "tcp://127.0.0.1:1", "--sweep", "watermark=0,0.1"],
+            "--dask",
+        ),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(
@@ -197,3 +211,31 @@ def test_a_bar_only_where_a_person_watches(trace: Path) -> None:
     )
     assert "runs" in shown_to_a_person.stdout
     assert subprocess.run(command, capture_output=True, text=True, check=True).stderr == ""
+
+
+def test_names_from_a_file_are_shown_and_not_obeyed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "tr[v2].jsonl"
+    line = {"timestamp": 0, "input_length": 512, "output_length": 1, "hash_ids": [0], "tenant": "[/foo]\x1b[31m"}
+    path.write_text(json.dumps(line))
+    assert main(["replay", str(path), "--num-blocks", "10"]) == 0
+    shown = capsys.readouterr().out
+    assert "tr[v2].jsonl" in shown
+    assert "[/foo]?[31m" in shown
+
+
+def test_a_full_disk_and_a_closed_output_are_one_line(trace: Path) -> None:
+    for redirection in (">/dev/full", ">&-"):
+        command = f"{sys.executable} -m kvpool.cli.main replay {trace} --num-blocks 10 {redirection}"
+        done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+
+
+def test_an_interrupted_sweep_ends_at_once() -> None:
+    command = [sys.executable, "-m", "kvpool.cli.main", "replay", "--workload", "mixed", "--requests", "40000"]
+    sweep = ["--sweep", "num_blocks=10000,20000,30000,40000,50000", "--workers", "2"]
+    with subprocess.Popen([*command, *sweep], stderr=subprocess.PIPE, text=True, start_new_session=True) as running:
+        time.sleep(4)
+        os.killpg(running.pid, signal.SIGINT)
+        _, err = running.communicate(timeout=15)
+    assert running.returncode == 130
+    assert "Traceback" not in err

@@ -87,3 +87,17 @@ def test_tenants_and_turns_have_tables_of_their_own() -> None:
     apart = replay(source, ReplaySettings(100, separate_tenants=True))
     assert {name: tally.hit_tokens for name, tally in apart.by_tenant.items()} == {"a": 32, "b": 32}
     assert sum(tally.ideal_hit_tokens for tally in apart.by_tenant.values()) == apart.all.ideal_hit_tokens == 64
+
+
+def test_tenants_are_apart_however_large_the_ids() -> None:
+    requests = [
+        TraceRequest("a", 0.0, 33, 1, block_ids=[2**64, 2**64 + 1], tenant="a"),
+        TraceRequest("b", 1.0, 33, 1, block_ids=[0, 1], tenant="b"),
+    ]
+    assert replay(Listed(requests, block_size=16), ReplaySettings(100, separate_tenants=True)).all.ideal_hit_tokens == 0
+
+
+def test_prompts_of_lengths_alone_share_nothing_however_long() -> None:
+    requests = [TraceRequest(str(n), float(n), 20_000_000, 1) for n in range(2)]
+    tally = replay(Listed(requests, block_size=None), ReplaySettings(100, block_size=1_000)).all
+    assert (tally.total_blocks, tally.ideal_hit_blocks) == (40_000, 0)

@@ -16,7 +16,7 @@ ONE_SECOND_A_STEP = StepTime(base_s=1.0, prefill_token_s=0.0)
 
 
 def settings(num_blocks: int = 100, **changes: object) -> ReplaySettings:
-    defaults = {"block_size": 4, "mode": "engine", "step_time": ONE_SECOND_A_STEP, "check": True}
+    defaults = {"block_size": 4, "mode": "engine", "step_time": ONE_SECOND_A_STEP, "check": True, "sample_every_s": 1.0}
     return ReplaySettings(num_blocks, **(defaults | changes))  # type: ignore[arg-type]
 
 

@@ -5,7 +5,18 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from kvpool import Adapter, ConfigError, FullAttention, Hit, HitEnd, KVCacheManager, MediaItem, Request
+from kvpool import (
+    Adapter,
+    BlockHasher,
+    ConfigError,
+    FullAttention,
+    Hit,
+    HitEnd,
+    KVCacheManager,
+    MediaItem,
+    Request,
+    UsageError,
+)
 from kvpool.testing import MirroredCache, serve
 
 S = list(range(100, 112))
@@ -457,3 +468,67 @@ def test_clear_waits_until_nobody_holds_a_block() -> None:
     mirror.free(request)
     assert mirror.clear() is True
     assert mirror.cache.findable() == set()
+
+
+class SameNameTwice(Request):
+    """Breaks the promise that names within a request differ."""
+
+    def block_hashes(self, hasher: BlockHasher, next_block: bytes | None = None, /) -> list[bytes]:
+        names = super().block_hashes(hasher, next_block)
+        return [names[0]] * len(names)
+
+
+def test_a_request_that_names_two_blocks_alike_loses_no_block() -> None:
+    cache = KVCacheManager(8, 4)
+    for name in ("a", "b", "c"):
+        request = SameNameTwice(name, range(13))
+        serve(cache, request)
+        cache.check()
+        cache.free(request)
+        cache.check()
+    assert cache.num_free_blocks == 7
+
+
+def test_a_batch_of_another_cache_is_refused() -> None:
+    one, other = KVCacheManager(8, 4), KVCacheManager(8, 4)
+    request = Request("r", range(3))
+    serve(one, request)
+    batch = other.decode_batch()
+    calls: list[Callable[[], object]] = [
+        lambda: one.join(batch, request),
+        lambda: one.step(batch, []),
+        lambda: one.serve(batch),
+        lambda: one.leave(batch, []),
+    ]
+    for call in calls:
+        with pytest.raises(UsageError, match="of another cache"):
+            call()
+    one.check()
+
+
+def test_check_sees_a_request_that_grew_outside_its_batch() -> None:
+    cache = KVCacheManager(8, 4)
+    request = Request("r", range(3))
+    serve(cache, request)
+    batch = cache.decode_batch()
+    cache.join(batch, request)
+    cache.check()
+    request.append(7)
+    with pytest.raises(AssertionError, match="'r' grew by 1 tokens in a batch"):
+        cache.check()
+
+
+def test_tokens_of_a_step_may_be_an_array_and_stay_plain_numbers() -> None:
+    cache = KVCacheManager(8, 4)
+    request = Request("r", range(3))
+    serve(cache, request)
+    cache.step([request], np.array([5]))  # type: ignore[arg-type]
+    assert [type(token) for token in request.token_ids] == [int] * 4
+
+
+def test_a_table_is_that_of_the_very_request() -> None:
+    cache = KVCacheManager(8, 4)
+    request = Request("r", range(3))
+    serve(cache, request)
+    assert cache.table(request) is not None
+    assert cache.table(Request("r", range(3))) is None

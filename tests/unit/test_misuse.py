@@ -115,11 +115,11 @@ MISUSES: dict[str, tuple[Callable[[Scene], object], str]] = {
     "step a batch with too few tokens": (lambda s: s.cache.step(s.batch, []), "1 requests and 0 tokens"),
     "step a batch with a negative token": (
         lambda s: s.cache.step(s.batch, [-1]),
-        "token ids are 0 or more, not -1",
+        r"token ids are whole numbers of 0 .. 2\*\*63 - 1, not -1",
     ),
     "step with a negative token": (
         lambda s: s.cache.step([s.live], [-1]),
-        "token ids are 0 or more, not -1",
+        r"token ids are whole numbers of 0 .. 2\*\*63 - 1, not -1",
     ),
 }
 

@@ -63,6 +63,7 @@ def test_any_sequence_of_whole_numbers_is_a_prompt(tokens: Any) -> None:
         (lambda: Request("r", [2**63]), "'r': token ids are whole numbers"),
         (lambda: Request("r", [1], cache_salt="\ud800"), "its cache_salt '\\\\ud800' is no valid text"),
         (lambda: Request("r", [1], adapter=Adapter("a", "\udfff")), "its adapter id '\\\\udfff' is no valid text"),
+        (lambda: Request("r", bytes(16)), "'r': its prompt is bytes, not token ids"),
         (lambda: Request("r", [1], cache_salt=""), "'r' has an empty cache_salt"),
         (lambda: Request("r", [1], tenant=""), "'r' has an empty tenant"),
         (lambda: Request("r", [1], max_tokens=0), "'r' has max_tokens 0: at least 1"),
@@ -78,7 +79,7 @@ def test_what_is_no_request_is_refused(make: Callable[[], Request], message: str
 
 def test_a_negative_token_is_not_appended() -> None:
     request = Request("r", [1])
-    with pytest.raises(UsageError, match=r"'r': token ids are 0 .. 2\*\*63 - 1, not -1"):
+    with pytest.raises(UsageError, match=r"token ids are whole numbers of 0 .. 2\*\*63 - 1, not -1"):
         request.append(-1)
     assert request.token_ids == [1]
 

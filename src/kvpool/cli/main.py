@@ -41,21 +41,30 @@ def _parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit code."""
     if missing is not None:
-        print(f"kvpool: the command line needs more than the core: {missing}", file=sys.stderr)
-        return USER_MISTAKE
+        return _mistake(f"the command line needs more than the core: {missing}")
+    if sys.stdout is None:
+        return _mistake("standard output is closed, and results go there")
     options = _parser().parse_args(arguments)
     try:
         options.run(options)
         sys.stdout.flush()
     except KVPoolError as error:
-        print(f"kvpool: {error}", file=sys.stderr)
-        return USER_MISTAKE
+        return _mistake(str(error))
+    except MemoryError:
+        return _mistake("the machine's memory is too small for that: a smaller --num-blocks may fit")
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
         # Whoever read our output has seen enough; nothing more may be written at exit either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        return _mistake(f"cannot write the result: {error.strerror or error}")
     return 0
+
+
+def _mistake(message: str) -> int:
+    print(f"kvpool: {message}", file=sys.stderr)
+    return USER_MISTAKE
 
 
 if __name__ == "__main__":

@@ -2,13 +2,13 @@
 
 import argparse
 import json
+import multiprocessing
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import product
-from math import inf
 from typing import Any
 
 from kvpool.cli.progress import progress_bar
@@ -23,7 +23,7 @@ from kvpool.replay.settings import ReplaySettings, Source
 from kvpool.replay.simulator import Job, replay, replay_many
 from kvpool.replay.workload import ARRIVALS, KINDS, Workload
 
-GIB = 2**30
+GIB = MOST_GIB = 2**30
 # What --sweep can vary, and how its values are read.
 SWEPT: dict[str, Callable[[str], Any]] = {
     "num_blocks": int,
@@ -144,7 +144,12 @@ def _sweep(text: str) -> tuple[str, list[Any]]:
 
 def run(options: argparse.Namespace) -> None:
     """Make the runs that were asked for, and print them in the order asked."""
-    points = list(_points(dict(options.sweep)))
+    swept = dict(options.sweep)
+    if len(swept) < len(options.sweep):
+        raise ConfigError("one name is swept twice: give all its values in one --sweep NAME=V1,V2,…")
+    if options.trace is not None and swept.keys() & {"seed", "rate"}:
+        raise ConfigError("seed and rate are of a --workload: a trace has its own requests and times")
+    points = list(_points(swept))
     reports = _reports([_job(options, point) for point in points], options)
     if options.json:
         for point, report in zip(points, reports, strict=True):
@@ -203,10 +208,12 @@ def _num_blocks(options: argparse.Namespace, block_size: int) -> int:
         return int(options.num_blocks)
     if options.bytes_per_token is None and options.model is None:
         raise ConfigError("--kv-gib needs to know what a token takes: --bytes-per-token B, or --model NAME")
-    bytes_per_token = options.bytes_per_token or MODELS[options.model].kv_bytes_per_token
-    if bytes_per_token < 1 or not 0 < options.kv_gib < inf:
+    given = options.bytes_per_token
+    bytes_per_token = MODELS[options.model].kv_bytes_per_token if given is None else given
+    if bytes_per_token < 1 or not 0 < options.kv_gib < MOST_GIB:
         raise ConfigError(
-            f"--kv-gib {options.kv_gib} and --bytes-per-token {bytes_per_token}: both are more than 0, and finite"
+            f"--kv-gib {options.kv_gib} and --bytes-per-token {bytes_per_token}: both are more than 0, "
+            "the memory below 2**30 GiB"
         )
     return int(options.kv_gib * GIB) // (bytes_per_token * block_size)
 
@@ -246,8 +253,15 @@ def _executor(options: argparse.Namespace, num_jobs: int) -> Iterator[Executor]:
     num_workers = options.workers if options.workers is not None else min(os.cpu_count() or 1, num_jobs)
     if num_workers < 1:
         raise ConfigError(f"--workers is {num_workers}: at least 1 process")
-    with ProcessPoolExecutor(num_workers) as executor:
-        yield executor
+    with ProcessPoolExecutor(min(num_workers, num_jobs)) as executor:
+        try:
+            yield executor
+        except BaseException:
+            # Whoever interrupts does not want to wait for the runs that are under way or queued.
+            executor.shutdown(wait=False, cancel_futures=True)
+            for worker in multiprocessing.active_children():
+                worker.terminate()
+            raise
 
 
 @contextmanager

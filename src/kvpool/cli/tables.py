@@ -13,6 +13,7 @@ from kvpool.replay.report import Percentiles, ReplayReport, Tally, Timing
 try:
     from rich import box
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 except ImportError as error:
     raise MissingExtraError("rich", "replay") from error
@@ -24,7 +25,7 @@ _WIDEST = 1000
 def print_report(report: ReplayReport) -> None:
     """One run, on standard output."""
     console = Console(highlight=False)
-    console.print(f"[bold]{report.trace}[/]")
+    console.print(f"[bold]{_plain(report.trace)}[/]")
     console.print(_size(report))
     _show(console, _hits(report.all))
     _show(console, _facts(report))
@@ -45,7 +46,7 @@ def print_sweep(reports: Sequence[ReplayReport], points: Sequence[dict[str, Any]
     first = reports[0]
     totals = {report.all.total_tokens for report in reports}
     total = f", {totals.pop():,} prompt tokens" if len(totals) == 1 else ""
-    console.print(f"[bold]{first.trace}[/]")
+    console.print(f"[bold]{_plain(first.trace)}[/]")
     console.print(f"{_mode(first)}, {first.policy}, {len(reports)} runs{total}")
     given = [name for name in points[0] if name != "num_blocks"]
     headings = [name.replace("_", "\n") for name in given]
@@ -141,7 +142,7 @@ def _breakdown(title: str, tallies: Iterable[tuple[object, Tally]]) -> Table:
     table = _table(title, "requests", "hit tokens", "of", "rate", "infinite cache")
     for name, tally in islice(tallies, _MAX_ROWS):
         table.add_row(
-            str(name),
+            _plain(str(name)),
             f"{tally.num_requests:,}",
             f"{tally.hit_tokens:,}",
             f"{tally.total_tokens:,}",
@@ -153,7 +154,7 @@ def _breakdown(title: str, tallies: Iterable[tuple[object, Tally]]) -> Table:
 
 def _notes(report: ReplayReport) -> Iterator[str]:
     if report.raw:
-        yield "Counted raw: every id of the trace is a full block, and all of a prompt can hit."
+        yield "Counted raw: every listed block counts as full, and all of a prompt can hit."
     else:
         yield "Counted as an engine would: only full blocks are cached, the last prompt token is always computed."
     if not report.all.ideal_hit_tokens:
@@ -173,6 +174,11 @@ def _show(console: Console, table: Table) -> None:
     needed = console.measure(table, options=console.options.update(width=_WIDEST)).maximum
     wide = Console(highlight=False, width=max(console.width, needed))
     wide.print(table)
+
+
+def _plain(name: str) -> str:
+    """A name from a file: shown as it is, without becoming markup or moving the cursor."""
+    return escape("".join(letter if letter.isprintable() else "?" for letter in name))
 
 
 def _percent(share: float) -> str:

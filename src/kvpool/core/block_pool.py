@@ -13,6 +13,8 @@ from kvpool.errors import ConfigError
 from kvpool.events import EventLog
 from kvpool.types import NULL_BLOCK, BlockHash, BlockId
 
+MAX_BLOCKS = 2**31 - 1
+
 
 class BlockPool:
     """A fixed set of blocks shared by all requests. Block 0 is the null block; the rest start free and empty.
@@ -26,6 +28,8 @@ class BlockPool:
     def __init__(self, num_blocks: int, events: EventLog | None = None) -> None:
         if num_blocks < 2:
             raise ConfigError(f"num_blocks is {num_blocks}: at least 2 are needed, the null block and one to use")
+        if num_blocks > MAX_BLOCKS:
+            raise ConfigError(f"num_blocks is {num_blocks}: at most {MAX_BLOCKS}, block ids are int32")
         self.num_blocks = num_blocks
         self.num_evictions = 0
         self.num_cached = 0
@@ -85,11 +89,13 @@ class BlockPool:
     def touch(self, block_ids: Sequence[BlockId]) -> None:
         """One more holder for each of these findable blocks; none of them can be evicted now."""
         holders = self._holders
-        idle = [block for block in block_ids if not holders[block]]
+        idle = []
+        for block in block_ids:
+            if not holders[block]:
+                idle.append(block)
+            holders[block] += 1
         self._free.remove(idle)
         self.num_cached -= len(idle)
-        for block in block_ids:
-            holders[block] += 1
 
     def allocate(self, count: int) -> list[BlockId] | None:
         """`count` blocks with one holder and no name, from the front of the free queue; what they carried is evicted.

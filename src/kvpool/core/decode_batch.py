@@ -4,7 +4,6 @@ Owns: the length of each row, and the length at which it ends.
 Knows nothing of: which requests are live. The manager looks them up, and is the one to call.
 """
 
-from array import array
 from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from kvpool.core.block_pool import BlockPool
 from kvpool.core.block_table import BlockTable
 from kvpool.core.hashing import BlockHasher
 from kvpool.core.publisher import Publisher
-from kvpool.core.request import RequestLike
+from kvpool.core.request import RequestLike, require_token_ids
 from kvpool.errors import UsageError
 
 _NO_LIMIT = np.iinfo(np.int64).max
@@ -102,6 +101,8 @@ class DecodeBatch:
     def step(self, token_ids: Sequence[int]) -> StepResult:
         """See `KVCacheManager.step`."""
         self.validate(token_ids)
+        if isinstance(token_ids, np.ndarray):
+            token_ids = token_ids.tolist()
         requests, tables = self._full_rows()
         encoded = self._hasher.encode(_last_blocks(requests, self._hasher.block_size))
         self._publisher.publish(requests, tables, encoded)
@@ -130,12 +131,19 @@ class DecodeBatch:
             raise UsageError(f"{len(self)} requests and {len(token_ids)} tokens: a step takes one token a request")
         if self.unserved:
             raise UsageError(f"request {self.unserved[0].request_id!r} has no room for its last token: serve it first")
-        try:
-            column = np.array(array("q", token_ids))
-        except (TypeError, OverflowError) as error:
-            raise UsageError(f"token ids are whole numbers of 0 .. 2**63 - 1 ({error})") from None
-        if column.min(initial=0) < 0:
-            raise UsageError(f"token ids are 0 or more, not {column.min()}")
+        require_token_ids(token_ids)
+
+    def belongs_to(self, pool: BlockPool) -> bool:
+        """Whether its blocks come from this pool."""
+        return self._pool is pool
+
+    def check(self) -> None:
+        """Raise AssertionError when a request in the batch was moved by anything but `step`. O(rows)."""
+        for request, tokens, table, length in zip(
+            self.requests, self._tokens, self._tables, self._lengths.tolist(), strict=True
+        ):
+            assert length == len(tokens), f"{request.request_id!r} grew by {len(tokens) - length} tokens in a batch"
+            assert table.is_decoding, f"{request.request_id!r} is in a batch, and its table does not know"
 
     def _full_rows(self) -> tuple[list[RequestLike], list[BlockTable]]:
         """The requests whose last block is full, and their tables, which know now that all of it is computed."""

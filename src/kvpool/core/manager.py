@@ -4,7 +4,9 @@ Owns: the block tables of live requests.
 Knows nothing of: scheduling, models, devices, time.
 """
 
+import operator
 from collections.abc import Collection, Sequence
+from weakref import WeakSet
 
 from kvpool.core.block_pool import BlockPool
 from kvpool.core.block_table import BlockTable
@@ -46,6 +48,7 @@ class KVCacheManager:
         self._events = EventLog() if events else None
         self._pool = BlockPool(num_blocks, self._events)
         self._tables: dict[RequestId, BlockTable] = {}
+        self._batches: WeakSet[DecodeBatch] = WeakSet()
         self._publisher = Publisher(self._pool, self.hasher, self._events)
 
     # -- verbs
@@ -106,6 +109,7 @@ class KVCacheManager:
         than the request has.
         """
         table = self._require_alone(request)
+        num_computed = operator.index(num_computed)
         if not table.num_computed <= num_computed <= min(table.num_slots, request.num_tokens):
             raise UsageError(
                 f"request {request.request_id!r}: {num_computed} tokens committed; {table.num_computed} were computed "
@@ -124,7 +128,9 @@ class KVCacheManager:
 
     def decode_batch(self) -> DecodeBatch:
         """An empty batch, for `join`."""
-        return DecodeBatch(self._pool, self._publisher, self.hasher)
+        batch = DecodeBatch(self._pool, self._publisher, self.hasher)
+        self._batches.add(batch)
+        return batch
 
     def join(self, batch: DecodeBatch, request: RequestLike) -> None:
         """The request decodes with the batch from now on: all its tokens but the last are computed.
@@ -132,6 +138,7 @@ class KVCacheManager:
         It needs no room for the last one yet: without, it is unserved (see `serve`). UsageError when tokens before the
         last have no room, or when it is in a batch already.
         """
+        self._require_own(batch)
         table = self._require_alone(request)
         self._validate_decoding(request, table)
         self._publish_all_but(1, [request])
@@ -149,6 +156,7 @@ class KVCacheManager:
         A list of requests is made a batch for this one step; keep a batch where many steps follow one another.
         """
         if isinstance(requests, DecodeBatch):
+            self._require_own(requests)
             return requests.step(token_ids)
         batch = self._batch_of(requests)
         batch.validate(token_ids)
@@ -159,10 +167,12 @@ class KVCacheManager:
 
     def serve(self, batch: DecodeBatch) -> bool:
         """Give room to unserved requests of the batch, in order, as far as there is any. Whether all have room now."""
+        self._require_own(batch)
         return batch.serve()
 
     def leave(self, batch: DecodeBatch, requests: Collection[RequestLike]) -> None:
         """These requests leave the batch and go on alone: all their tokens but the last are computed."""
+        self._require_own(batch)
         batch.remove(requests)
         for request in requests:
             self._tables[request.request_id].is_decoding = False
@@ -226,7 +236,8 @@ class KVCacheManager:
 
     def table(self, request: RequestLike) -> BlockTable | None:
         """The block table of a live request; None when it holds nothing."""
-        return self._tables.get(request.request_id)
+        table = self._tables.get(request.request_id)
+        return table if table is not None and table.request is request else None
 
     def max_blocks(self, num_tokens: int) -> int:
         """The most blocks that one request of `num_tokens` tokens holds."""
@@ -257,6 +268,8 @@ class KVCacheManager:
     def check(self) -> None:
         """Raise AssertionError with the number of the first broken invariant. O(blocks): for tests and replay."""
         self._pool.check()
+        for batch in self._batches:
+            batch.check()
         holders = [0] * self.num_blocks
         for table in self._tables.values():
             for block in table.block_ids[0]:
@@ -332,7 +345,7 @@ class KVCacheManager:
         tables = list(map(self._require_alone, requests))
         for request, table in zip(requests, tables, strict=True):
             self._validate_decoding(request, table)
-        batch = self.decode_batch()
+        batch = DecodeBatch(self._pool, self._publisher, self.hasher)
         batch.add(requests, tables)
         return batch
 
@@ -354,6 +367,10 @@ class KVCacheManager:
         if not table.is_decoding:
             return table.num_computed
         return max(table.num_computed, table.request.num_tokens - 1)
+
+    def _require_own(self, batch: DecodeBatch) -> None:
+        if not batch.belongs_to(self._pool):
+            raise UsageError("the batch is of another cache: make one with this cache's decode_batch()")
 
     def _require_alone(self, request: RequestLike) -> BlockTable:
         table = self._tables.get(request.request_id)

@@ -13,8 +13,20 @@ from kvpool.core.hashing import BlockHasher, ExtraKey
 from kvpool.errors import UsageError
 from kvpool.types import BlockHash, RequestId
 
-TOKEN_ID_LIMIT = 1 << 63
-"""Token ids are below it: they travel in arrays of int64."""
+
+def require_token_ids(token_ids: Sequence[int]) -> None:
+    """UsageError that names the first of these that is no token id: a whole number of 0 .. 2**63 - 1."""
+    if not _are_token_ids(token_ids):
+        wrong = next(token_id for token_id in token_ids if not _are_token_ids((token_id,)))
+        raise UsageError(f"token ids are whole numbers of 0 .. 2**63 - 1, not {wrong!r}")
+
+
+def _are_token_ids(token_ids: Sequence[int]) -> bool:
+    try:
+        array("q", token_ids)
+    except (TypeError, OverflowError):
+        return False
+    return not len(token_ids) or min(token_ids) >= 0
 
 
 class RequestLike(Protocol):
@@ -119,6 +131,8 @@ class Request:
         self._validate()
 
     def _whole_numbers(self, token_ids: Iterable[int]) -> list[int]:
+        if isinstance(token_ids, bytes | bytearray | str):
+            raise UsageError(f"request {self.request_id!r}: its prompt is {type(token_ids).__name__}, not token ids")
         try:
             return array("q", token_ids).tolist()
         except (TypeError, OverflowError) as error:
@@ -163,8 +177,7 @@ class Request:
 
     def append(self, token_id: int) -> None:
         """The request grows by one token."""
-        if not 0 <= token_id < TOKEN_ID_LIMIT:
-            raise UsageError(f"request {self.request_id!r}: token ids are 0 .. 2**63 - 1, not {token_id}")
+        require_token_ids((token_id,))
         self.token_ids.append(token_id)
 
     def block_hashes(self, hasher: BlockHasher, next_block: bytes | None = None, /) -> list[bytes]:

@@ -8,6 +8,7 @@ derives each term. Parts are added, not overlapped: the estimate errs towards sl
 """
 
 from dataclasses import dataclass
+from math import inf
 
 from kvpool.errors import ConfigError
 
@@ -52,8 +53,8 @@ class StepTime:
 
     def __post_init__(self) -> None:
         for name in ("base_s", "prefill_token_s", "kv_token_s", "attended_pair_s"):
-            if not getattr(self, name) >= 0:
-                raise ConfigError(f"{name} is {getattr(self, name)}: a time is 0 or more seconds")
+            if not 0 <= getattr(self, name) < inf:
+                raise ConfigError(f"{name} is {getattr(self, name)}: a time is 0 or more seconds, and finite")
         if not self.base_s + self.prefill_token_s > 0:
             raise ConfigError("base_s and prefill_token_s are both 0: a step that takes no time never ends the run")
 

@@ -16,7 +16,7 @@ from typing import TypeAlias
 
 from kvpool.core.hit import Hit
 from kvpool.core.manager import KVCacheManager
-from kvpool.core.request import RequestLike
+from kvpool.core.request import RequestLike, require_token_ids
 from kvpool.errors import ConfigError, RefusedError, UsageError
 from kvpool.types import RequestId
 
@@ -95,6 +95,7 @@ class Scheduler:
         self.decoding = cache.decode_batch()
         self.prefilling: list[RequestLike] = []
         """Admitted after all that decode. Between steps at most one: the last, whose prompt takes several steps."""
+        self._scheduled: Batch | None = None
         self.num_preemptions = 0
         self.num_recomputed_tokens = 0
         """Tokens that preempted requests had computed and that were not in the cache any more when they resumed."""
@@ -123,16 +124,18 @@ class Scheduler:
         if request.request_id in self._ids:
             raise UsageError(f"a request with the id {request.request_id!r} is waiting or running already")
         # The last token that is sampled is never computed, so it needs no slot.
-        most = self.cache.max_request_tokens + 1 - request.num_tokens
+        most = self.cache.max_request_tokens + 1 - request.num_prompt_tokens
         if most < (request.max_tokens or 1):
             outputs = request.max_tokens or 1
-            needed = self.cache.max_blocks(request.num_tokens + outputs - 1)
+            needed = self.cache.max_blocks(request.num_prompt_tokens + outputs - 1)
             raise RefusedError(
-                f"request {request.request_id!r} can never fit: its {request.num_tokens} prompt tokens and up to "
-                f"{outputs} outputs need {needed} blocks, the pool has {self.cache.num_usable_blocks}"
+                f"request {request.request_id!r} can never fit: its {request.num_prompt_tokens} prompt tokens and up "
+                f"to {outputs} outputs need {needed} blocks, the pool has {self.cache.num_usable_blocks}"
             )
         if request.max_tokens is None:
             request.max_tokens = most
+        if request.num_tokens - request.num_prompt_tokens >= request.max_tokens:
+            raise UsageError(f"request {request.request_id!r} has all {request.max_tokens} outputs that it asks for")
         self._ids.add(request.request_id)
         self.waiting.append(request)
 
@@ -148,7 +151,7 @@ class Scheduler:
         self._num_given_up.pop(request.request_id, None)
 
     def schedule(self) -> Batch:
-        """The next step, with room for all its tokens. Empty only when there is no work."""
+        """The next step, with room for all its tokens. Empty when there is no work, or others hold the blocks."""
         preemptions = self.num_preemptions
         while not self.cache.serve(self.decoding):
             self._preempt_newest()
@@ -158,6 +161,7 @@ class Scheduler:
             budget -= self._continue_prefill(batch, request, budget)
         if self.num_preemptions == preemptions:
             self._admit(batch, budget)
+        self._scheduled = batch
         return batch
 
     def commit(self, batch: Batch, token_ids: Sequence[int | None]) -> list[RequestLike]:
@@ -165,7 +169,11 @@ class Scheduler:
 
         Full blocks become findable; requests that ended let go of their blocks; the others get room for their token, as
         far as there is any. Requests that were aborted or preempted meanwhile are passed over.
+        UsageError, and nothing changes, when this is not the batch scheduled last or was committed before, or unless
+        there is a token for each request whose tokens are all computed, and None for every other.
         """
+        self._validate(batch, token_ids)
+        self._scheduled = None
         next_ids = self._tokens_of_decoding(batch, token_ids)
         ended = self._end_decoding(next_ids)
         first = batch.num_decoding
@@ -174,6 +182,26 @@ class Scheduler:
         for request in prefilled:
             self.cache.join(self.decoding, request)
         return ended
+
+    def _validate(self, batch: Batch, token_ids: Sequence[int | None]) -> None:
+        if batch is not self._scheduled:
+            raise UsageError("the batch to commit is not the one scheduled last, or was committed already")
+        if len(token_ids) != len(batch):
+            raise UsageError(
+                f"{len(batch)} requests were computed and {len(token_ids)} tokens given: one each, or None"
+            )
+        first = batch.num_decoding
+        if None in token_ids[:first]:
+            raise UsageError("a request that decodes has all its tokens computed: None is no answer to that")
+        chunks = zip(batch.requests[first:], batch.starts[first:], batch.counts[first:], token_ids[first:], strict=True)
+        for request, start, count, token_id in chunks:
+            is_done = start + count == request.num_tokens
+            if is_done != (token_id is not None):
+                raise UsageError(
+                    f"request {request.request_id!r} has {start + count} of {request.num_tokens} tokens computed: "
+                    f"{token_id} is no answer to that"
+                )
+        require_token_ids([token_id for token_id in token_ids if token_id is not None])
 
     def reset_prefix_cache(self, *, preempt_running: bool = False) -> bool:
         """Forget all cached content. False, and nothing changes, while requests run, unless these are preempted."""
@@ -188,7 +216,7 @@ class Scheduler:
         return Batch(list(requests), starts, [1] * len(requests), num_decoding=len(requests))
 
     def _continue_prefill(self, batch: Batch, request: RequestLike, budget: int) -> int:
-        """Room for the next chunk of a prompt; its tokens. Without room the request is preempted: it is the newest."""
+        """Room for the next chunk of a prompt; its tokens. Without room the request is preempted."""
         table = self.cache.table(request)
         assert table is not None, f"request {request.request_id!r} runs without blocks"
         count = min(request.num_tokens - table.num_computed, budget)

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import TypeVar
 
 from kvpool.replay.lines import BadLineError, Line
-from kvpool.replay.records import BlockRecord, Record, check_lengths, decoder
+from kvpool.replay.records import BlockRecord, Record, TokenId, check_lengths, decoder
 from kvpool.replay.trace import TraceRequest
 
 T = TypeVar("T")
@@ -123,8 +123,8 @@ class TokensRecord(Record, frozen=True, kw_only=True):
     input_toks: int
     output_toks: int
     arrival_time_ns: int
-    input_tok_ids: list[int]
-    output_tok_ids: list[int]
+    input_tok_ids: list[TokenId]
+    output_tok_ids: list[TokenId]
 
 
 class TokensParser:

@@ -1,6 +1,6 @@
 """From a trace's line to the request that the cache sees.
 
-Owns: a number for each request and each tenant.
+Owns: a number for each request, and for each block of each tenant where tenants are kept apart.
 Knows nothing of: the cache.
 """
 
@@ -12,8 +12,6 @@ from kvpool.replay.named import NamedRequest, names_at
 from kvpool.replay.settings import ReplaySettings, Source
 from kvpool.replay.trace import TraceRequest
 
-_TENANT_SHIFT = 64
-
 
 class Intake:
     """Makes requests: of tokens where the trace has them, else of the trace's names, else like no other."""
@@ -24,7 +22,7 @@ class Intake:
         self._raw = settings.raw
         self._separate_tenants = settings.separate_tenants
         self._num_requests = 0
-        self._tenants: dict[str, int] = {}
+        self._own: dict[tuple[str | None, int], int] = {}
 
     def request(self, traced: TraceRequest) -> RequestLike:
         """A new request for this line. Raw: its prompt is as many full blocks as the trace gives ids."""
@@ -53,7 +51,6 @@ class Intake:
         names = names_at(traced.block_ids, self._trace_block_size, self._block_size)
         if not self._raw:
             names = names[: traced.num_prompt_tokens // self._block_size]
-        if self._separate_tenants and traced.tenant is not None:
-            tenant = self._tenants.setdefault(traced.tenant, len(self._tenants) + 1)
-            names = [name + (tenant << _TENANT_SHIFT) for name in names]
+        if self._separate_tenants:
+            return [self._own.setdefault((traced.tenant, name), len(self._own)) for name in names]
         return names

@@ -14,7 +14,7 @@ from kvpool.core.hashing import BlockHasher
 from kvpool.errors import ConfigError, UsageError
 from kvpool.types import BlockHash, RequestId
 
-_BLOCKS_PER_REQUEST = 1 << 24
+_BLOCKS_PER_REQUEST = 1 << 40
 _TOKEN_MASK = (1 << 20) - 1
 
 

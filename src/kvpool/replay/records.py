@@ -4,6 +4,7 @@ Knows nothing of: any one format, files.
 """
 
 from collections.abc import Callable
+from itertools import pairwise
 from math import inf
 from typing import Annotated, Any, TypeVar
 
@@ -34,6 +35,9 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
         return text_or_none(self.user if self.tenant is None else self.tenant)
 
 
+# Token ids are 0 or more, and travel in arrays of int64.
+TokenId = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+
 # Ids count from 0.
 BlockIndex = Annotated[int, msgspec.Meta(ge=0)]
 
@@ -45,13 +49,28 @@ class BlockRecord(Record, frozen=True, kw_only=True):
     hash_runs: list[tuple[int, int]] | None = None
 
     def check_ids(self, num_tokens: int, block_size: int | None) -> None:
-        """BadLineError unless there are as many ids as `num_tokens` have full, or started, blocks. Expands nothing."""
+        """BadLineError unless there are as many ids as `num_tokens` have full, or started, blocks, each of them once.
+
+        An id names a block and all before it, so a prompt cannot have it in two places. Expands nothing.
+        """
         assert block_size is not None, "a trace with block ids has a block size"
         full, partial = num_tokens // block_size, -(-num_tokens // block_size)
         num_ids = self._num_ids()
         if num_ids not in (full, partial):
             wanted = f"{full}" if full == partial else f"{full} or {partial}"
             raise BadLineError(f"{num_ids} block ids for {num_tokens} tokens; blocks of {block_size} give {wanted}")
+        repeated = self._repeated()
+        if repeated is not None:
+            raise BadLineError(f"block id {repeated} comes twice in one prompt; an id stands for all before it, too")
+
+    def _repeated(self) -> int | None:
+        """An id that comes twice, if any does."""
+        if self.hash_ids is not None:
+            if len(set(self.hash_ids)) == len(self.hash_ids):
+                return None
+            return next(block_id for block_id in self.hash_ids if self.hash_ids.count(block_id) > 1)
+        runs = sorted(self.hash_runs or ())
+        return next((after[0] for before, after in pairwise(runs) if after[0] < before[0] + before[1]), None)
 
     def ids(self, shift: int = 0) -> list[int]:
         """The ids in order, each moved up by `shift`."""
@@ -135,7 +154,9 @@ def in_order(parse: Callable[[Line], TraceRequest]) -> Callable[[Line], TraceReq
 
 
 def text_or_none(name: str | int | None) -> str | None:
-    """A name as text, whichever way the trace wrote it."""
+    """A name as text, whichever way the trace wrote it. BadLineError when it is empty: nobody's has no name at all."""
+    if name == "":
+        raise BadLineError("the tenant or user is an empty text; leave it out where there is none")
     return None if name is None else str(name)
 
 

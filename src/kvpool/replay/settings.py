@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Protocol
 
+from kvpool.core.block_pool import MAX_BLOCKS
 from kvpool.engine.roofline import ACCELERATORS, MODELS, StepTime, roofline
 from kvpool.engine.scheduler import SchedulerConfig
 from kvpool.errors import ConfigError
@@ -51,7 +52,7 @@ class ReplaySettings:
     separate_tenants: bool = False
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     step_time: StepTime = DEFAULT_STEP_TIME
-    sample_every_s: float = 1.0
+    sample_every_s: float = inf
     stop_at_s: float = inf
     check: bool = False
 
@@ -64,8 +65,10 @@ class ReplaySettings:
             )
         if self.block_size is not None and self.block_size < 1:
             raise ConfigError(f"block_size is {self.block_size}: a block holds at least 1 token, 16 is usual")
-        if self.num_blocks < 2:
-            raise ConfigError(f"num_blocks is {self.num_blocks}: at least 2 are needed, the null block and one to use")
+        if not 2 <= self.num_blocks <= MAX_BLOCKS:
+            raise ConfigError(
+                f"num_blocks is {self.num_blocks}: from 2, the null block and one to use, to {MAX_BLOCKS}"
+            )
         if not self.stop_at_s > 0:
             raise ConfigError(f"stop_at_s is {self.stop_at_s}: more than 0 seconds")
         if not self.sample_every_s > 0:

@@ -44,8 +44,10 @@ class Workload:
                 raise ConfigError(f"{what} {value!r} is not known: one of {', '.join(known)}")
         if self.num_requests < 1:
             raise ConfigError(f"num_requests is {self.num_requests}: at least 1")
-        if not self.rate > 0:
-            raise ConfigError(f"rate is {self.rate}: more than 0 sessions a second")
+        if not 1e-9 <= self.rate <= 1e9:
+            raise ConfigError(f"rate is {self.rate}: sessions a second, from 1e-9 to 1e9")
+        if self.seed < 0:
+            raise ConfigError(f"seed is {self.seed}: a whole number, 0 or more")
 
     @property
     def num_skipped(self) -> int:
