@@ -9,6 +9,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+
 from kvpool.core.hashing import BlockHasher, ExtraKey
 from kvpool.errors import UsageError
 from kvpool.types import BlockHash, RequestId
@@ -23,10 +25,10 @@ def require_token_ids(token_ids: Sequence[int]) -> None:
 
 def _are_token_ids(token_ids: Sequence[int]) -> bool:
     try:
-        array("q", token_ids)
+        numbers = np.frombuffer(array("q", token_ids), dtype=np.int64)
     except (TypeError, OverflowError):
         return False
-    return not len(token_ids) or min(token_ids) >= 0
+    return bool(numbers.min(initial=0) >= 0)
 
 
 class RequestLike(Protocol):
@@ -177,7 +179,8 @@ class Request:
 
     def append(self, token_id: int) -> None:
         """The request grows by one token."""
-        require_token_ids((token_id,))
+        if type(token_id) is not int or not 0 <= token_id < 1 << 63:
+            require_token_ids((token_id,))
         self.token_ids.append(token_id)
 
     def block_hashes(self, hasher: BlockHasher, next_block: bytes | None = None, /) -> list[bytes]:
