@@ -55,11 +55,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        # Whoever read our output has seen enough; nothing more may be written at exit either.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # Whoever read our output has seen enough.
+        _discard_output()
     except OSError as error:
+        _discard_output()
         return _mistake(f"cannot write the result: {error.strerror or error}")
     return 0
+
+
+def _discard_output() -> None:
+    """What is still buffered goes nowhere, or the interpreter would complain about it at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _mistake(message: str) -> int:
