@@ -234,8 +234,18 @@ def test_an_interrupted_sweep_ends_at_once() -> None:
     command = [sys.executable, "-m", "kvpool.cli.main", "replay", "--workload", "mixed", "--requests", "40000"]
     sweep = ["--sweep", "num_blocks=10000,20000,30000,40000,50000", "--workers", "2"]
     with subprocess.Popen([*command, *sweep], stderr=subprocess.PIPE, text=True, start_new_session=True) as running:
-        time.sleep(4)
+        wait_for_workers(running.pid)
         os.killpg(running.pid, signal.SIGINT)
         _, err = running.communicate(timeout=15)
     assert running.returncode == 130
     assert "Traceback" not in err
+
+
+def wait_for_workers(pid: int) -> None:
+    """Until the process has started others, at most half a minute."""
+    children = Path(f"/proc/{pid}/task/{pid}/children")
+    for _ in range(300):
+        if children.read_text().split():
+            break
+        time.sleep(0.1)
+    time.sleep(0.5)
