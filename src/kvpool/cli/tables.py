@@ -154,9 +154,12 @@ def _breakdown(title: str, tallies: Iterable[tuple[object, Tally]]) -> Table:
 
 def _notes(report: ReplayReport) -> Iterator[str]:
     if report.raw:
-        yield "Counted raw: every listed block counts as full, and all of a prompt can hit."
+        yield "Counted raw over the whole run: listed blocks are full, a whole prompt can hit."
     else:
-        yield "Counted as an engine would: only full blocks are cached, the last prompt token is always computed."
+        yield (
+            "Counted over the whole run as an engine would: only full blocks are cached, "
+            "the last prompt token is always computed."
+        )
     if not report.all.ideal_hit_tokens:
         yield "No prompt repeats a full block of another: no cache of any size can help this traffic."
 
