@@ -19,8 +19,6 @@ from kvpool.core.publisher import Publisher
 from kvpool.core.request import RequestLike, require_token_ids
 from kvpool.errors import UsageError
 
-_NO_LIMIT = np.iinfo(np.int64).max
-
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
@@ -164,6 +162,9 @@ class DecodeBatch:
             table.num_slots += table.block_size
         in_need = [request for request, _ in short]
         return StepResult(in_need[:num_served], np.array(new, dtype=np.int32), in_need[num_served:])
+
+
+_NO_LIMIT = np.iinfo(np.int64).max
 
 
 def _longest(request: RequestLike) -> int:

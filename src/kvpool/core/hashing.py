@@ -28,7 +28,6 @@ _UINT, _NEGATIVE, _BYTES, _TEXT, _ARRAY = 0x00, 0x20, 0x40, 0x60, 0x80
 _NULL = b"\xf6"
 # An array of 3, the first of them 32 bytes.
 _START = b"\x83\x58\x20"
-_UINT_LIMIT = 1 << 64
 _CODES_LIMIT = 1 << 20
 
 
