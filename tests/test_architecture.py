@@ -14,15 +14,23 @@ LAYERS = [
     ["errors"],
     ["events"],
     ["stats"],
+    ["plan"],
     ["core.hashing"],
     ["core.eviction"],
+    ["core.index"],
     ["core.hit"],
     ["core.block_pool"],
     ["core.groups"],
+    ["core.lookup"],
     ["core.request"],
     ["core.block_table"],
+    ["core.room"],
+    ["core.publication"],
     ["core.publisher"],
+    ["core.admission"],
     ["core.decode_batch"],
+    ["core.damage"],
+    ["core.gauges"],
     ["core.manager"],
     ["engine"],
     ["replay"],
@@ -31,7 +39,7 @@ LAYERS = [
 ]
 """A module imports only from layers above its own, and within a folder that is one layer, without a cycle."""
 
-FACADES = {"", "core", "engine", "replay", "cli", "testing"}
+FACADES = {"", "plan", "core", "engine", "replay", "cli", "testing"}
 """Packages' own `__init__` modules: the public names, and a sentence for each folder."""
 
 IMPURE = {"time", "datetime", "random", "secrets", "uuid", "os", "threading", "multiprocessing", "asyncio", "socket"}

@@ -3,7 +3,8 @@
 Owns: the events nobody has taken yet.
 Knows nothing of: who listens, and how events travel.
 
-Replaying the events in order on an empty set of names gives the names that the cache can find (invariant 10).
+Replaying the events in order on an empty set of names gives the names that the cache can find, group by group
+(invariant 10).
 """
 
 import logging
@@ -20,8 +21,8 @@ _LOG = logging.getLogger(__name__)
 class BlockStored:
     """Consecutive full blocks of one request became findable.
 
-    `parent_block_hash` names the block before the first of them, None at the start of a prompt. `token_ids` are the
-    tokens of all of them in order, `block_size` to a block.
+    `parent_block_hash` names the block before the first of them, findable or not; None at the start of a prompt.
+    `token_ids` are the tokens of all of them in order, `block_size` to a block: the block size of the group.
     A name may be stored again while it is still findable: adding it twice changes nothing.
     """
 
@@ -34,9 +35,10 @@ class BlockStored:
 
 @dataclass(frozen=True, slots=True)
 class BlockRemoved:
-    """The last block under each of these names was reused: they can no longer be found."""
+    """The last block under each of these names was reused, or its content withdrawn: they can no longer be found."""
 
     block_hashes: tuple[BlockHash, ...]
+    group_id: GroupId = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,21 +62,24 @@ class EventLog:
         self._noted: list[Event | _Stored] = []
 
     def stored(
-        self, names: Sequence[BlockHash], start: int, stop: int, token_ids: Sequence[int], block_size: int
+        self,
+        names: Sequence[BlockHash],
+        parent: BlockHash | None,
+        token_ids: Sequence[int],
+        block_size: int,
+        group_id: GroupId = 0,
     ) -> None:
-        """Blocks start .. stop - 1 of a request with these names and tokens became findable.
+        """Consecutive blocks with these names and tokens became findable in a group; `parent` names the one before.
 
         The event is made when it is taken, so that the step that stores does not pay for it.
         """
-        self._make_room(stop - start)
-        parent = names[start - 1] if start else None
-        tokens = token_ids[start * block_size : stop * block_size]
-        self._noted.append((tuple(names[start:stop]), parent, tuple(tokens), block_size))
-
-    def removed(self, names: Sequence[BlockHash]) -> None:
-        """Nothing under these names can be found any more."""
         self._make_room(len(names))
-        self._noted.append(BlockRemoved(tuple(names)))
+        self._noted.append((tuple(names), parent, tuple(token_ids), block_size, group_id))
+
+    def removed(self, names: Sequence[BlockHash], group_id: GroupId = 0) -> None:
+        """Nothing under these names can be found in the group any more."""
+        self._make_room(len(names))
+        self._noted.append(BlockRemoved(tuple(names), group_id))
 
     def cleared(self) -> None:
         """Nothing at all can be found any more; what happened before no longer matters."""
@@ -83,7 +88,7 @@ class EventLog:
     def take(self) -> list[Event]:
         """All events since the last call, oldest first; the log is empty afterwards."""
         taken, self._noted, self._num_blocks = self._noted, [], 0
-        return [BlockStored(*event, group_id=0) if isinstance(event, tuple) else event for event in taken]
+        return [BlockStored(*event) if isinstance(event, tuple) else event for event in taken]
 
     def _make_room(self, num_blocks: int) -> None:
         self._num_blocks += num_blocks
@@ -97,5 +102,5 @@ class EventLog:
             self._num_blocks = num_blocks
 
 
-_Stored: TypeAlias = tuple[tuple[BlockHash, ...], BlockHash | None, tuple[int, ...], int]
-"""The fields of a BlockStored, but for its group."""
+_Stored: TypeAlias = tuple[tuple[BlockHash, ...], BlockHash | None, tuple[int, ...], int, GroupId]
+"""The fields of a BlockStored, in order."""

@@ -33,8 +33,8 @@ class Usage:
     """What every block is doing at one moment. `num_held + num_cached + num_empty == num_usable` (invariant 1).
 
     `num_usable` leaves out the null block. `num_cached` blocks are free and still hold findable content: they are the
-    first thing consumed under load, so they count as free. `num_filled_slots` counts computed token positions in held
-    blocks, a shared block once.
+    first thing consumed under load, so they count as free. Of the `num_held_slots` slots of held blocks,
+    `num_filled_slots` have a computed token (a state fills its block), a shared block counted once.
     """
 
     num_usable: int
@@ -42,7 +42,7 @@ class Usage:
     num_cached: int
     num_empty: int
     num_filled_slots: int
-    block_size: int
+    num_held_slots: int
 
     @property
     def held(self) -> float:
@@ -62,4 +62,4 @@ class Usage:
     @property
     def filled(self) -> float:
         """Share of the slots in held blocks that hold a computed token; the rest is the unfilled end of last blocks."""
-        return self.num_filled_slots / (self.num_held * self.block_size) if self.num_held else 0.0
+        return self.num_filled_slots / self.num_held_slots if self.num_held_slots else 0.0

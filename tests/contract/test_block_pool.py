@@ -3,12 +3,14 @@
 Only the tests of `check()` itself reach under the surface, to plant the corruption that it must find.
 """
 
-from collections.abc import Callable, Sequence
+import random
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import pytest
 
-from kvpool import NULL_BLOCK, AllBlocksCleared, BlockHash, BlockPool, BlockRemoved, ConfigError
+from kvpool import NULL_BLOCK, AllBlocksCleared, BlockHash, BlockPool, BlockRemoved, ConfigError, UsageError
+from kvpool.core.block_pool import Lineage
 from kvpool.events import EventLog
 
 PoolFactory = Callable[..., BlockPool]
@@ -30,6 +32,12 @@ def log() -> EventLog:
 def pool(make_pool: PoolFactory, log: EventLog) -> BlockPool:
     """Eleven blocks: ids 1 .. 10 can be used."""
     return make_pool(11, log)
+
+
+@pytest.fixture
+def ranked(make_pool: PoolFactory, log: EventLog) -> BlockPool:
+    """The same with ranks: spare blocks are evicted before the others."""
+    return make_pool(11, log, is_ranked=True)
 
 
 def taken(pool: BlockPool, count: int) -> list[int]:
@@ -70,6 +78,12 @@ def test_all_blocks_but_the_null_block_start_free_in_order(pool: BlockPool) -> N
 def test_a_pool_needs_the_null_block_and_one_more(make_pool: PoolFactory, num_blocks: int) -> None:
     with pytest.raises(ConfigError, match=f"num_blocks is {num_blocks}: at least 2"):
         make_pool(num_blocks)
+
+
+@pytest.mark.parametrize("num_groups", [-1, 0, 257])
+def test_from_1_to_256_groups_share_a_pool(make_pool: PoolFactory, num_groups: int) -> None:
+    with pytest.raises(ConfigError, match=f"num_groups is {num_groups}: from 1 to 256"):
+        make_pool(11, num_groups=num_groups)
 
 
 def test_the_smallest_pool_has_one_block(make_pool: PoolFactory) -> None:
@@ -211,8 +225,13 @@ def test_only_held_blocks_are_committed(pool: BlockPool) -> None:
 
 
 def test_every_commit_needs_a_name_a_block(pool: BlockPool) -> None:
-    with pytest.raises(ValueError, match="shorter"):
+    with pytest.raises(ValueError, match="2 blocks and 1 names: one for each"):
         pool.commit(taken(pool, 2), [b"x"])
+
+
+def test_parents_are_as_many_as_blocks_where_they_are_told(pool: BlockPool) -> None:
+    with pytest.raises(ValueError, match="one for each"):
+        pool.commit(taken(pool, 2), [b"x", b"y"], parents=[None])
 
 
 # -- touch
@@ -284,6 +303,142 @@ def test_lately_evicted_names_are_remembered(pool: BlockPool) -> None:
     assert not pool.was_evicted(b"never")
 
 
+# -- spare blocks
+
+
+def test_spare_blocks_are_evicted_before_all_others_that_can_be_found(ranked: BlockPool, log: EventLog) -> None:
+    first, second = taken(ranked, 3), taken(ranked, 3)
+    ranked.commit(first, [b"a", b"b", b"c"])
+    ranked.commit(second[:2], [b"x", b"y"], spare=second[:2])
+    ranked.free(reversed(first))
+    ranked.free(reversed(second))
+    assert ranked.free_block_ids() == [6, 7, 8, 9, 10, 5, 4, 3, 2, 1]
+    assert (ranked.num_cached, ranked.match([b"x", b"y"])) == (5, [4, 5])
+    taken(ranked, 7)
+    assert log.take() == [BlockRemoved((b"y", b"x"))]
+    assert (ranked.num_evictions, ranked.was_evicted(b"x")) == (2, True)
+    ranked.check()
+
+
+def test_a_hit_makes_a_spare_block_like_any_other(ranked: BlockPool) -> None:
+    blocks = taken(ranked, 3)
+    ranked.commit(blocks, [b"x", b"y", b"z"], spare=blocks)
+    ranked.free(reversed(blocks))
+    ranked.touch([2])
+    ranked.free([2])
+    assert ranked.free_block_ids() == [4, 5, 6, 7, 8, 9, 10, 3, 1, 2]
+    ranked.check()
+
+
+def test_held_blocks_may_be_kept_after_all(ranked: BlockPool) -> None:
+    blocks = taken(ranked, 3)
+    ranked.commit(blocks, [b"x", b"y", b"z"], spare=blocks)
+    ranked.keep([blocks[1], NULL_BLOCK])
+    ranked.free(reversed(blocks))
+    assert ranked.free_block_ids()[-3:] == [3, 1, 2]
+    ranked.check()
+
+
+def test_a_block_is_spare_until_its_content_goes(ranked: BlockPool) -> None:
+    [block] = taken(ranked, 1)
+    ranked.commit([block], [b"x"], spare=[block])
+    ranked.withdraw({b"x": 1})
+    ranked.commit([block], [b"x"])
+    ranked.free([block])
+    assert ranked.free_block_ids()[-1] == block
+    ranked.check()
+
+
+def test_some_of_the_blocks_committed_may_be_spare(ranked: BlockPool) -> None:
+    blocks = taken(ranked, 5)
+    ranked.commit(blocks, [b"v", b"w", b"x", b"y", b"z"], spare=blocks[1:3])
+    ranked.free(reversed(blocks))
+    assert ranked.free_block_ids() == [6, 7, 8, 9, 10, 3, 2, 5, 4, 1]
+    ranked.check()
+
+
+def test_a_pool_without_ranks_has_no_spare_blocks(pool: BlockPool) -> None:
+    [block] = taken(pool, 1)
+    with pytest.raises(AssertionError, match="a spare block in a pool without ranks"):
+        pool.commit([block], [b"x"], spare=[block])
+
+
+def test_without_spare_blocks_a_pool_with_ranks_does_what_one_without_does(
+    pool: BlockPool, ranked: BlockPool, rng: random.Random
+) -> None:
+    """Random calls on both. Names come again, so that some have several copies."""
+    held: list[list[int]] = []
+    for _ in range(2_000):
+        match rng.randrange(5):
+            case 0:
+                blocks = pool.allocate(count := rng.randrange(6))
+                assert ranked.allocate(count) == blocks
+                if blocks:
+                    names = [bytes([rng.randrange(12)]) for _ in range(rng.randint(0, count))]
+                    for each in (pool, ranked):
+                        each.commit(blocks[: len(names)], names)
+                    held.append(blocks)
+            case 1 | 2 if held:
+                blocks = held.pop(rng.randrange(len(held)))
+                for each in (pool, ranked):
+                    each.free(reversed(blocks))
+            case 3:
+                blocks = pool.match([bytes([rng.randrange(12)]) for _ in range(3)])
+                for each in (pool, ranked):
+                    each.touch(blocks)
+                held.append(blocks)
+            case 4 if rng.random() < 0.2:
+                name = bytes([rng.randrange(12)])
+                assert pool.withdraw({name: 1}) == ranked.withdraw({name: 1})
+        assert state(pool) == state(ranked)
+    assert pool.num_evictions > 100
+    ranked.check()
+
+
+# -- several runs of blocks freed at once
+
+
+def test_freeing_run_after_run_is_the_same_as_one_call_each(make_pool: PoolFactory) -> None:
+    pools = [make_pool(11, is_ranked=True), make_pool(11, is_ranked=True)]
+    runs = [[3, 2, 1], [], [6, 5, 4], [8, 7]]
+    for pool in pools:
+        blocks = taken(pool, 8)
+        pool.commit([blocks[0], blocks[3]], [b"x", b"y"])
+        pool.commit([blocks[1], blocks[4], blocks[6]], [b"s", b"t", b"u"], spare=[blocks[1], blocks[4], blocks[6]])
+    pools[0].free_groups(map(reversed, [run[::-1] for run in runs]))
+    for run in runs:
+        pools[1].free(run)
+    assert state(pools[0]) == state(pools[1])
+    pools[0].check()
+
+
+def test_freeing_runs_of_one_block_is_the_same_too(make_pool: PoolFactory) -> None:
+    """What stands in front and is empty goes first of all, in the order of the last freed first."""
+    pools = [make_pool(11, is_ranked=True) for _ in range(3)]
+    order = [3, 6, 1, 8, 4, 7, 2, 5]
+    for pool in pools:
+        blocks = taken(pool, 8)
+        pool.commit([blocks[0], blocks[3]], [b"x", b"y"])
+        pool.commit([blocks[1], blocks[4]], [b"s", b"t"], spare=[blocks[1], blocks[4]])
+        pool.touch([2])
+    pools[0].free_each(order)
+    pools[1].free_groups([block] for block in order)
+    for block in order:
+        pools[2].free([block])
+    assert state(pools[0]) == state(pools[1]) == state(pools[2])
+    pools[0].check()
+
+
+@pytest.mark.parametrize(
+    "free", [lambda pool: pool.free_groups([[1, 2], [2]]), lambda pool: pool.free_each([1, 2, 2])], ids=["runs", "each"]
+)
+def test_who_frees_runs_knows_that_they_are_held(pool: BlockPool, free: Callable[[BlockPool], None]) -> None:
+    """These verbs are for callers that have counted: a mistake is found, and not undone."""
+    taken(pool, 2)
+    with pytest.raises(AssertionError, match="invariant 1: block 2 is freed more often than held"):
+        free(pool)
+
+
 # -- several blocks under one name
 
 
@@ -343,6 +498,232 @@ def test_copies_evicted_together_leave_once(pool: BlockPool, log: EventLog) -> N
     pool.check()
 
 
+# -- groups
+
+
+@pytest.fixture
+def grouped(make_pool: PoolFactory, log: EventLog) -> BlockPool:
+    """Ten usable blocks for three groups."""
+    return make_pool(11, log, num_groups=3)
+
+
+def test_a_name_is_found_in_its_own_group_alone(grouped: BlockPool) -> None:
+    blocks = taken(grouped, 3)
+    grouped.commit(blocks[:1], [b"x"], group_id=1)
+    assert [grouped.match([b"x"], group) for group in range(3)] == [[], [1], []]
+    assert [grouped.finder(group)(b"x") for group in range(3)] == [None, 1, None]
+    assert [grouped.names(group) for group in range(3)] == [set(), {b"x"}, set()]
+    grouped.commit(blocks[1:], [b"x", b"y"], group_id=0)
+    assert [grouped.match([b"x", b"y"], group) for group in range(3)] == [[2, 3], [1], []]
+    grouped.check()
+
+
+def test_a_block_comes_back_in_whatever_group_it_is_committed_next(grouped: BlockPool) -> None:
+    [block] = taken(grouped, 1)
+    grouped.commit([block], [b"x"], group_id=2)
+    grouped.free([block])
+    assert taken(grouped, 10)[-1] == block
+    grouped.commit([block], [b"y"], group_id=1)
+    assert (grouped.match([b"x"], 2), grouped.match([b"y"], 1)) == ([], [block])
+    grouped.check()
+
+
+def test_evictions_are_told_group_by_group(grouped: BlockPool, log: EventLog) -> None:
+    blocks = taken(grouped, 5)
+    grouped.commit(blocks[:2], [b"x", b"y"], group_id=2)
+    grouped.commit(blocks[2:4], [b"x", b"z"], group_id=0)
+    grouped.commit(blocks[4:], [b"w"], group_id=2)
+    grouped.free(reversed(blocks))
+    taken(grouped, 9)
+    assert log.take() == [BlockRemoved((b"w", b"y"), 2), BlockRemoved((b"z", b"x"), 0)]
+    assert [grouped.was_evicted(b"x", group) for group in range(3)] == [True, False, False]
+    assert [grouped.was_evicted(b"y", group) for group in range(3)] == [False, False, True]
+    assert (grouped.num_evictions, grouped.num_cached) == (4, 1)
+    assert grouped.match([b"x"], 2) == [1]
+    grouped.check()
+
+
+def test_copies_are_counted_within_a_group(grouped: BlockPool, log: EventLog) -> None:
+    """Two copies in group 1 and one in group 0: each group says that the name is gone with its last one."""
+    blocks = taken(grouped, 3)
+    for block, group in zip(blocks, (1, 0, 1), strict=True):
+        grouped.commit([block], [b"x"], group)
+    grouped.free(blocks)
+    taken(grouped, 8)
+    assert log.take() == []
+    assert [grouped.match([b"x"], group) for group in (0, 1)] == [[2], [3]]
+    taken(grouped, 1)
+    assert log.take() == [BlockRemoved((b"x",), 0)]
+    taken(grouped, 1)
+    assert log.take() == [BlockRemoved((b"x",), 1)]
+    grouped.check()
+
+
+def test_carry_asks_for_the_group_too(grouped: BlockPool) -> None:
+    blocks = taken(grouped, 2)
+    grouped.commit(blocks, [b"x", b"y"], group_id=1)
+    assert [grouped.carry(blocks, [b"x", b"y"], group) for group in range(3)] == [False, True, False]
+    assert grouped.carry([], [], 2)
+
+
+def test_clear_empties_all_groups(grouped: BlockPool, log: EventLog) -> None:
+    blocks = taken(grouped, 3)
+    for group, block in enumerate(blocks):
+        grouped.commit([block], [b"x"], group)
+    grouped.free(blocks)
+    assert grouped.clear() is True
+    assert [grouped.names(group) for group in range(3)] == [set()] * 3
+    assert log.take() == [AllBlocksCleared()]
+    grouped.check()
+
+
+# -- withdraw
+
+
+def chained(
+    pool: BlockPool, names: Sequence[BlockHash], group_id: int = 0, parent: BlockHash | None = None
+) -> list[int]:
+    """Held blocks, each computed on top of the one before it, the first on top of `parent`."""
+    blocks = taken(pool, len(names))
+    pool.commit(blocks, names, group_id, [parent, *names[:-1]])
+    return blocks
+
+
+def test_what_is_withdrawn_is_found_no_longer_and_the_next_to_be_reused(pool: BlockPool, log: EventLog) -> None:
+    pool.free(reversed(chained(pool, [b"w", b"x", b"y", b"z"])))
+    assert pool.withdraw({b"y": 1}) == 2
+    assert pool.free_block_ids() == [3, 4, 5, 6, 7, 8, 9, 10, 2, 1]
+    assert (pool.match([b"w", b"x", b"y"]), pool.names(), pool.num_cached) == ([1, 2], {b"w", b"x"}, 2)
+    assert log.take() == [BlockRemoved((b"y", b"z"))]
+    assert (pool.num_evictions, pool.was_evicted(b"y")) == (0, False)
+    pool.check()
+
+
+def test_withdrawn_blocks_stay_with_their_holders(pool: BlockPool, log: EventLog) -> None:
+    blocks = chained(pool, [b"x", b"y"])
+    assert pool.withdraw({b"x": 1}) == 2
+    assert [(pool.holders(block), pool.name(block)) for block in blocks] == [(1, None)] * 2
+    assert (pool.num_cached, pool.num_free, log.take()) == (0, 8, [BlockRemoved((b"x", b"y"))])
+    pool.free(reversed(blocks))
+    assert pool.free_block_ids() == [2, 1, 3, 4, 5, 6, 7, 8, 9, 10]
+    pool.check()
+
+
+def test_a_block_may_be_committed_again_after_it_was_withdrawn(pool: BlockPool) -> None:
+    [block] = chained(pool, [b"x"])
+    pool.withdraw({b"x": 1})
+    pool.commit([block], [b"x"])
+    assert pool.match([b"x"]) == [block]
+    pool.check()
+
+
+def test_all_copies_of_a_withdrawn_name_go(pool: BlockPool, log: EventLog) -> None:
+    pool.free(copies(pool, 2)[1:])
+    assert pool.withdraw({b"x": 1}) == 2
+    assert (pool.match([b"x"]), pool.num_cached, log.take()) == ([], 0, [BlockRemoved((b"x",))])
+    pool.check()
+
+
+def test_a_bad_block_takes_its_name_and_all_that_depends_on_it(pool: BlockPool) -> None:
+    """Two prompts share w and x; the second goes on with another block."""
+    chained(pool, [b"w", b"x", b"y"])
+    chained(pool, [b"Y", b"Z"], parent=b"x")
+    chained(pool, [b"other"])
+    assert pool.withdraw({pool.name(2) or b"": 4}) == 4
+    assert pool.names() == {b"w", b"other"}
+    pool.check()
+
+
+def test_a_name_belongs_to_a_group_and_may_be_part_of_a_whole(grouped: BlockPool) -> None:
+    blocks = taken(grouped, 3)
+    grouped.commit(blocks[:2], [b"x", b"y"], 1, [Lineage(None, None, 4, b"y", 8), None])
+    grouped.commit(blocks[2:], [b"z"], 2, [Lineage(b"y", b"y", 4, None, 0)])
+    assert [grouped.group_id(block) for block in blocks] == [1, 1, 2]
+    assert [grouped.whole(block) for block in blocks] == [(b"y", 8), None, None]
+
+
+@pytest.fixture
+def side_by_side(grouped: BlockPool) -> BlockPool:
+    """Blocks A and B of 16 tokens in group 0, computed one after the other, and the same tokens in group 1 by fours.
+
+    Each block of group 1 is named after where it ends; b3 and B end at the same token, and have the same name.
+    """
+    names = [b"a0", b"a1", b"a2", b"A", b"b0", b"b1", b"b2", b"B"]
+    lineages = [
+        Lineage(
+            b"A" if at > 3 else None, names[at - 1] if at else None, 4, None if at % 4 == 3 else whole, 12 - at % 4 * 4
+        )
+        for at, whole in enumerate([b"A"] * 4 + [b"B"] * 4)
+    ]
+    grouped.commit(taken(grouped, 2), [b"A", b"B"], 0, [None, b"A"])
+    grouped.commit(taken(grouped, 8), names, 1, lineages)
+    return grouped
+
+
+@pytest.mark.parametrize(
+    ("bad", "full", "small"),
+    [
+        ({b"B": 16}, [b"A"], [b"a0", b"a1", b"a2", b"A"]),
+        ({b"B": 5}, [b"A"], [b"a0", b"a1", b"a2", b"A", b"b0", b"b1"]),
+        ({b"B": 4}, [b"A"], [b"a0", b"a1", b"a2", b"A", b"b0", b"b1", b"b2"]),
+        ({b"b1": 4}, [b"A"], [b"a0", b"a1", b"a2", b"A", b"b0"]),
+        ({b"A": 8}, [], [b"a0", b"a1"]),
+        ({b"A": 16}, [], []),
+        ({b"a0": 4}, [], []),
+        ({b"a2": 1, b"b0": 4}, [], [b"a0", b"a1"]),
+    ],
+    ids=str,
+)
+def test_parts_go_as_far_as_they_reach_into_what_is_bad_with_all_that_comes_behind(
+    side_by_side: BlockPool, bad: dict[BlockHash, int], full: list[BlockHash], small: list[BlockHash]
+) -> None:
+    """The last tokens of these names are bad: so many of them."""
+    dependents = side_by_side.dependents(bad)
+    side_by_side.withdraw(bad)
+    assert side_by_side.names(0) == set(full)
+    assert side_by_side.names(1) == set(small)
+    assert dependents >= {b"A", b"B", b"a0", b"a1", b"a2", b"b0", b"b1", b"b2"} - set(small)
+    assert not dependents & set(small)
+    side_by_side.check()
+
+
+def test_what_depends_on_a_name_that_nobody_carries_goes_too(pool: BlockPool) -> None:
+    """Whether that was computed on top of what is bad cannot be told any more."""
+    chained(pool, [b"x", b"y"], parent=b"long gone")
+    chained(pool, [b"w"])
+    chained(pool, [b"z"])
+    assert pool.withdraw({b"w": 1}) == 3
+    assert pool.names() == {b"z"}
+    pool.check()
+
+
+def test_blocks_of_other_groups_depend_on_a_name_too(grouped: BlockPool, log: EventLog) -> None:
+    chained(grouped, [b"w", b"x", b"y"], group_id=0)
+    chained(grouped, [b"y", b"z"], group_id=2, parent=b"x")
+    chained(grouped, [b"w"], group_id=1)
+    assert grouped.withdraw({b"x": 1}) == 4
+    assert [grouped.names(group) for group in range(3)] == [{b"w"}, {b"w"}, set()]
+    assert sorted(log.take(), key=str) == [BlockRemoved((b"x", b"y"), 0), BlockRemoved((b"y", b"z"), 2)]
+    grouped.check()
+
+
+def test_withdrawing_what_nobody_knows_changes_nothing(pool: BlockPool, log: EventLog) -> None:
+    pool.free(chained(pool, [b"x"]))
+    before = state(pool)
+    assert pool.withdraw({b"?": 1}) == 0
+    assert pool.withdraw({}) == 0
+    assert (state(pool), log.take()) == (before, [])
+
+
+def test_a_reused_block_depends_on_nothing_that_it_depended_on_before(pool: BlockPool) -> None:
+    pool.free(chained(pool, [b"x"], parent=b"w"))
+    taken(pool, 10)
+    pool.commit([1], [b"y"])
+    assert pool.withdraw({b"w": 1}) == 0
+    assert pool.match([b"y"]) == [1]
+    pool.check()
+
+
 # -- clear
 
 
@@ -396,10 +777,40 @@ def test_a_pool_without_a_log_does_the_same(make_pool: PoolFactory) -> None:
 # -- what the pool refuses
 
 
-def test_a_block_freed_more_often_than_held_is_our_fault(pool: BlockPool) -> None:
+def test_a_block_without_holders_is_not_freed(pool: BlockPool) -> None:
     pool.free(taken(pool, 1))
-    with pytest.raises(AssertionError, match="invariant 1: block 1 is freed more often than held"):
+    before = state(pool)
+    with pytest.raises(UsageError, match="block 1 is freed 1 times at once, and has 0 holders"):
         pool.free([1])
+    assert state(pool) == before
+
+
+@pytest.mark.parametrize("given", [list, iter, reversed], ids=["list", "iterator", "reversed"])
+def test_a_block_freed_more_often_than_held_changes_nothing(
+    pool: BlockPool, log: EventLog, given: Callable[[list[int]], Iterable[int]]
+) -> None:
+    """Blocks 1 and 3 would have been let go of; block 2 has two holders and is freed three times."""
+    pool.commit(taken(pool, 3), [b"x", b"y", b"z"])
+    pool.touch([2])
+    log.take()
+    before = state(pool)
+    with pytest.raises(UsageError, match="block 2 is freed 3 times at once, and has 2 holders"):
+        pool.free(given([2, 1, 0, 2, 3, 2]))
+    assert state(pool) == before
+    assert log.take() == []
+    pool.check()
+    pool.free([2, 3, 2, 1])
+    assert pool.num_free == 10
+    pool.check()
+
+
+def test_the_null_block_is_passed_over_when_freed(pool: BlockPool) -> None:
+    first, second = taken(pool, 2)
+    pool.free([NULL_BLOCK, second, NULL_BLOCK, NULL_BLOCK, first])
+    assert pool.free_block_ids() == [2, 1, 3, 4, 5, 6, 7, 8, 9, 10]
+    pool.free([NULL_BLOCK])
+    assert (pool.num_free, pool.holders(NULL_BLOCK)) == (10, 0)
+    pool.check()
 
 
 def test_the_null_block_is_never_given_out(pool: BlockPool) -> None:
@@ -434,23 +845,23 @@ def _miscount_cached(pool: Any) -> None:
 
 
 def _index_a_foreign_block(pool: Any) -> None:
-    pool._index[b"x"] = 9
+    pool._indexes[0].first[b"x"] = 9
 
 
 def _index_a_forgotten_name(pool: Any) -> None:
-    pool._index[b"ghost"] = 9
+    pool._indexes[0].first[b"ghost"] = 9
 
 
 def _name_without_index(pool: Any) -> None:
-    del pool._index[b"held"]
+    del pool._indexes[0].first[b"held"]
 
 
 def _lose_a_copy(pool: Any) -> None:
-    pool._further[b"held"] = []
+    del pool._indexes[0].further[b"held"]
 
 
 def _keep_a_list_of_no_copies(pool: Any) -> None:
-    pool._further[b"x"] = []
+    pool._indexes[0].further[b"x"] = []
 
 
 def _hold_the_null_block(pool: Any) -> None:
@@ -459,7 +870,15 @@ def _hold_the_null_block(pool: Any) -> None:
 
 def _name_the_null_block(pool: Any) -> None:
     pool._names[NULL_BLOCK] = b"null"
-    pool._index[b"null"] = NULL_BLOCK
+    pool._indexes[0].first[b"null"] = NULL_BLOCK
+
+
+def _index_in_another_group(pool: Any) -> None:
+    pool._indexes[1].first[b"x"] = pool._indexes[0].first.pop(b"x")
+
+
+def _count_to_another_group(pool: Any) -> None:
+    pool._groups[1] = 1
 
 
 def _break_a_link_back(pool: Any) -> None:
@@ -484,6 +903,8 @@ def _miscount_the_queue(pool: Any) -> None:
         (_miscount_cached, "invariant 1: 3 blocks are counted as cached, 2 are"),
         (_index_a_foreign_block, "invariant 3: the index and the blocks' names differ"),
         (_index_a_forgotten_name, "invariant 3: the index and the blocks' names differ"),
+        (_index_in_another_group, "invariant 3: the index and the blocks' names differ"),
+        (_count_to_another_group, "invariant 3: the index and the blocks' names differ"),
         (_name_without_index, "invariant 3: the index and the blocks' names differ"),
         (_lose_a_copy, "invariant 3: the index and the blocks' names differ"),
         (_keep_a_list_of_no_copies, "invariant 3: an empty list of copies"),
@@ -496,7 +917,7 @@ def _miscount_the_queue(pool: Any) -> None:
     ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_check_finds(corrupt: Corruption, message: str) -> None:
-    pool = BlockPool(11)
+    pool = BlockPool(11, num_groups=2)
     serve(pool, [b"x", b"y"])
     held = taken(pool, 2)
     assert held == [3, 4]

@@ -15,9 +15,16 @@ def removed(*names: int) -> BlockRemoved:
 
 def test_events_are_taken_once_in_order() -> None:
     log = EventLog()
-    log.stored([7, 8, 9], 1, 3, range(12), 4)
+    log.stored([8, 9], 7, range(4, 12), 4)
+    log.stored([5], None, range(2), 2, group_id=3)
     log.removed([7])
-    assert log.take() == [BlockStored((8, 9), 7, tuple(range(4, 12)), 4, 0), removed(7)]
+    log.removed([8], group_id=1)
+    assert log.take() == [
+        BlockStored((8, 9), 7, tuple(range(4, 12)), 4, 0),
+        BlockStored((5,), None, (0, 1), 2, 3),
+        BlockRemoved((7,), 0),
+        BlockRemoved((8,), 1),
+    ]
     assert log.take() == []
     log.cleared()
     assert log.take() == [AllBlocksCleared()]
@@ -34,7 +41,7 @@ def test_clearing_makes_earlier_events_unnecessary() -> None:
 def test_a_full_log_drops_all_says_so_and_begins_with_cleared(caplog: pytest.LogCaptureFixture) -> None:
     log = EventLog(limit=3)
     log.removed([0, 1])
-    log.stored([2], 0, 1, range(4), 4)
+    log.stored([2], None, range(4), 4)
     assert not caplog.records
     log.removed([3])
     log.removed([4])

@@ -88,8 +88,8 @@ def test_the_worked_moment(cache: KVCacheManager) -> None:
         (lambda: KVCacheManager(-3), "num_blocks is -3: at least 2"),
         (lambda: KVCacheManager(12, 0), "block_size is 0: a block holds at least 1 token"),
         (lambda: KVCacheManager(12, -4), "block_size is -4: a block holds at least 1 token"),
-        (lambda: KVCacheManager(12, 4, groups=[]), "0 groups of layers are given"),
-        (lambda: KVCacheManager(12, 4, groups=[FullAttention()] * 2), "2 groups of layers are given"),
+        (lambda: KVCacheManager(12, 4, groups=[]), "no groups are given: at least 1"),
+        (lambda: KVCacheManager(12, 4, groups=[FullAttention()] * 257), "257 groups are given: at most 256"),
     ],
 )
 def test_what_cannot_work_is_refused_at_once(make: Callable[[], KVCacheManager], message: str) -> None:
@@ -137,7 +137,7 @@ def test_the_longest_hit_leaves_the_last_token(
     cache: KVCacheManager, num_tokens: int, num_hit: int, reason: HitEnd
 ) -> None:
     ended(cache, Request("first", range(20)))
-    expected = Hit(num_hit, ([1, 2, 3, 4][: num_hit // 4],), reason)
+    expected = Hit(num_hit, ([1, 2, 3, 4][: num_hit // 4],), reason, num_hit)
     assert cache.match(Request("again", range(num_tokens))) == expected
 
 
@@ -155,14 +155,14 @@ def test_a_match_may_be_limited_or_go_to_the_end(cache: KVCacheManager, max_toke
 
 def test_a_hit_ends_where_the_content_was_never_seen(cache: KVCacheManager) -> None:
     ended(cache, Request("first", range(12)))
-    assert cache.match(Request("r", [*range(8), 50, 51, 52, 53, 54])) == Hit(8, ([1, 2],), HitEnd.NEVER_SEEN)
+    assert cache.match(Request("r", [*range(8), 50, 51, 52, 53, 54])) == Hit(8, ([1, 2],), HitEnd.NEVER_SEEN, 8)
     assert cache.match(Request("r", range(50, 60))) == Hit(0, ([],), HitEnd.NEVER_SEEN)
 
 
 def test_a_hit_ends_where_the_content_was_evicted(cache: KVCacheManager) -> None:
     ended(cache, Request("first", range(12)))
     ended(cache, Request("taker", range(100, 136)))
-    assert cache.match(Request("again", range(13))) == Hit(8, ([1, 2],), HitEnd.EVICTED)
+    assert cache.match(Request("again", range(13))) == Hit(8, ([1, 2],), HitEnd.EVICTED, 8)
     ended(cache, Request("taker of all", range(200, 244)))
     assert cache.match(Request("again", range(13))) == Hit(0, ([],), HitEnd.EVICTED)
 
@@ -309,7 +309,7 @@ def test_a_step_is_commit_append_and_allocate_for_each(cache: KVCacheManager) ->
     for request in (full, half):
         cache.allocate(request, request.num_tokens)
     result = cache.step([half, full], [7, 9])
-    assert (result.grown, result.block_ids.tolist(), result.unserved) == ([full], [5], [])
+    assert (result.grown, result.block_ids.tolist(), result.unserved) == ([full], [[5]], [])
     assert result.block_ids.dtype == np.int32
     assert (full.token_ids[-1], half.token_ids[-1]) == (9, 7)
     assert blocks_of(cache, full) == [1, 2, 5]
@@ -372,7 +372,7 @@ def test_a_batch_steps_all_its_rows_and_publishes_as_blocks_fill() -> None:
     a, b = Request("a", [1, 1]), Request("b", [2, 2, 2])
     mirror = joined(12, a, b)
     result = mirror.cache.step(mirror.batch, [7, 8])
-    assert (result.grown, result.block_ids.tolist(), result.unserved) == ([a], [4], [])
+    assert (result.grown, result.block_ids.tolist(), result.unserved) == ([a], [[4]], [])
     assert result.block_ids.dtype == np.int32
     assert (a.token_ids, b.token_ids) == ([1, 1, 7], [2, 2, 2, 8])
     assert len(mirror.cache.findable()) == 2

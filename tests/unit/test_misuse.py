@@ -85,7 +85,7 @@ MISUSES: dict[str, tuple[Callable[[Scene], object], str]] = {
     "grow a twin": (lambda s: s.cache.allocate(s.twin, 1), "another live request has the id 'live'"),
     "grow with a hit": (
         lambda s: s.cache.allocate(s.live, 1, s.cache.match(s.live)),
-        "'live' holds blocks already: a hit comes with its first allocation",
+        "'live' holds blocks already: hits and external tokens come with its first allocation",
     ),
     "a stale hit": (lambda s: s.cache.allocate(s.new, 1, STALE), "'new': the hit is stale or of another request"),
     "the hit of another": (
@@ -138,6 +138,10 @@ def test_a_misuse_is_refused_and_changes_nothing(scene: Scene, misuse: str) -> N
 
 
 def _share_a_block(s: Scene) -> None:
+    s.table(s.live).block_ids[0][2] = s.table(s.decoding).block_ids[0][1]
+
+
+def _share_a_named_block(s: Scene) -> None:
     s.table(s.live).block_ids[0][2] = s.table(s.full).block_ids[0][0]
 
 
@@ -166,6 +170,7 @@ def _lose_a_slot(s: Scene) -> None:
     ("corrupt", "message"),
     [
         (_share_a_block, "invariant 1: holders"),
+        (_share_a_named_block, "invariant 3: blocks .* have a name before they are committed"),
         (_exchange_blocks, "invariant 9: .* holds foreign content"),
         (_swap_blocks, "invariant 9: .* holds foreign content"),
         (_compute_more_than_allocated, "invariant 6: "),

@@ -52,16 +52,16 @@ def test_requests_that_do_not_read_are_no_queries() -> None:
 
 def test_gauges_of_an_empty_a_busy_and_an_idle_cache() -> None:
     cache = KVCacheManager(11, 4)
-    assert cache.usage() == Usage(10, 0, 0, 10, 0, 4)
+    assert cache.usage() == Usage(10, 0, 0, 10, 0, 0)
     assert (cache.usage().held, cache.usage().cached, cache.usage().free, cache.usage().filled) == (0, 0, 1, 0)
     first, second = Request("a", range(10)), Request("b", range(9))
     serve(cache, first)
     serve(cache, second)
-    assert cache.usage() == Usage(10, 4, 0, 6, 11, 4)
+    assert cache.usage() == Usage(10, 4, 0, 6, 11, 16)
     assert (cache.usage().held, cache.usage().free, cache.usage().filled) == (0.4, 0.6, 11 / 16)
     cache.free(first)
     cache.free(second)
-    assert cache.usage() == Usage(10, 0, 2, 8, 0, 4)
+    assert cache.usage() == Usage(10, 0, 2, 8, 0, 0)
     assert cache.usage().cached == 0.2
 
 

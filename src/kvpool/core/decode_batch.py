@@ -5,26 +5,30 @@ Knows nothing of: which requests are live. The manager looks them up, and is the
 """
 
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, repeat
 
 import numpy as np
 import numpy.typing as npt
 
 from kvpool.core.block_pool import BlockPool
 from kvpool.core.block_table import BlockTable
+from kvpool.core.groups import Groups
 from kvpool.core.hashing import BlockHasher
 from kvpool.core.publisher import Publisher
 from kvpool.core.request import RequestLike, require_token_ids
+from kvpool.core.room import Room
 from kvpool.errors import UsageError
+from kvpool.types import NULL_BLOCK, BlockId
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What `step` did: request `grown[i]` got block `block_ids[i]` (int32) at the end of its table.
+    """What `step` did: request `grown[i]` got block `block_ids[i, g]` at the end of its table of group g.
 
-    The new tokens of the requests `unserved`, in the order given, have no room.
+    int32, shape (grown, groups); the null block where that table had room. The new tokens of the requests `unserved`,
+    in the order given, have no room.
     """
 
     grown: list[RequestLike]
@@ -39,17 +43,21 @@ class DecodeBatch:
     always up to date, its table's `num_computed` stands at the last block border until it leaves.
     """
 
-    def __init__(self, pool: BlockPool, publisher: Publisher, hasher: BlockHasher) -> None:
+    def __init__(self, pool: BlockPool, room: Room, groups: Groups, publisher: Publisher, hasher: BlockHasher) -> None:
         self.requests: list[RequestLike] = []
         self.unserved: list[RequestLike] = []
         """Those whose last token has no room, in order of their rows."""
         self._pool = pool
+        self._room = room
+        self._groups = groups
         self._publisher = publisher
         self._hasher = hasher
         self._tables: list[BlockTable] = []
         self._tokens: list[list[int]] = []
         self._lengths = np.zeros(0, dtype=np.int64)
         self._limits = np.zeros(0, dtype=np.int64)
+        self._num_settled = 0
+        """Rows before this one have let go of all that was out of their windows when they last got room."""
 
     def __len__(self) -> int:
         return len(self.requests)
@@ -89,6 +97,7 @@ class DecodeBatch:
         self._tokens = [self._tokens[row] for row in kept]
         self._lengths = self._lengths[kept]
         self._limits = self._limits[kept]
+        self._num_settled = sum(row < self._num_settled for row in kept)
         self.unserved = [request for request in self.unserved if request not in gone]
 
     def ending_rows(self) -> list[int]:
@@ -101,12 +110,11 @@ class DecodeBatch:
         self.validate(token_ids)
         if isinstance(token_ids, np.ndarray):
             token_ids = token_ids.tolist()
-        requests, tables = self._full_rows()
-        encoded = self._hasher.encode(_last_blocks(requests, self._hasher.block_size))
-        self._publisher.publish(requests, tables, encoded)
+        self._publish()
+        rows, slides = self._turning_rows()
         deque(map(list.append, self._tokens, token_ids), maxlen=0)
         self._lengths += 1
-        result = self._extend(requests, tables)
+        result = self._extend([self.requests[row] for row in rows], [self._tables[row] for row in rows], slides)
         self.unserved = result.unserved
         return result
 
@@ -115,7 +123,7 @@ class DecodeBatch:
         if self.unserved:
             in_need = set(self.unserved)
             tables = [table for request, table in zip(self.requests, self._tables, strict=True) if request in in_need]
-            self.unserved = self._extend(self.unserved, tables).unserved
+            self.unserved = self._extend(self.unserved, tables, repeat(True)).unserved
         return not self.unserved
 
     def settle(self) -> None:
@@ -143,25 +151,81 @@ class DecodeBatch:
             assert length == len(tokens), f"{request.request_id!r} grew by {len(tokens) - length} tokens in a batch"
             assert table.is_decoding, f"{request.request_id!r} is in a batch, and its table does not know"
 
-    def _full_rows(self) -> tuple[list[RequestLike], list[BlockTable]]:
-        """The requests whose last block is full, and their tables, which know now that all of it is computed."""
-        rows = (self._lengths % self._hasher.block_size == 0).nonzero()[0].tolist()
-        tables = [self._tables[row] for row in rows]
+    def _publish(self) -> None:
+        """Requests whose last block is full in all groups: all of it is computed."""
+        rows = (self._lengths % self._groups.alignment == 0).nonzero()[0].tolist()
+        requests, tables = [self.requests[row] for row in rows], [self._tables[row] for row in rows]
         for row, table in zip(rows, tables, strict=True):
             table.num_computed = len(self._tokens[row])
-        return [self.requests[row] for row in rows], tables
+        if self._groups.unit == self._groups.alignment:
+            encoded = self._hasher.encode(_last_blocks(requests, self._hasher.block_size))
+            self._publisher.publish(requests, tables, encoded)
+        else:
+            self._publisher.publish(requests, tables)
 
-    def _extend(self, requests: Sequence[RequestLike], tables: Sequence[BlockTable]) -> StepResult:
-        """A block for each request whose last token has no room, in order, while there are any."""
+    def _turning_rows(self) -> tuple[list[int], list[bool]]:
+        """The rows that may need or give up a block with their next token, and which may give one up.
+
+        Their tables know how far they are.
+        """
+        lengths = self._lengths
+        slides = np.zeros(len(self), dtype=bool)
+        for block_size, remainder in self._room.slides:
+            slides |= lengths % block_size == remainder
+        if self._groups.are_windowed:
+            slides[self._num_settled :] = True
+            self._num_settled = len(self)
+        turns = slides.copy()
+        for block_size in self._groups.block_sizes:
+            turns |= lengths % block_size == 0
+        rows: list[int] = turns.nonzero()[0].tolist()
+        for row in rows:
+            self._tables[row].num_computed = len(self._tokens[row])
+        return rows, slides[rows].tolist()
+
+    def _extend(
+        self, requests: Sequence[RequestLike], tables: Sequence[BlockTable], slides: Iterable[bool]
+    ) -> StepResult:
+        """Blocks for each request whose last token has no room, in order, for whom there are any.
+
+        Those that slide let go of what fell out of their windows first.
+        """
+        if self._groups.is_plain:
+            return self._extend_by_one(requests, tables)
+        grown, new, unserved = [], list[list[BlockId]](), []
+        for request, table, does_slide in zip(requests, tables, slides, strict=False):
+            if does_slide:
+                self._room.slide(table, 1)
+            length = len(request.token_ids)
+            if table.num_slots >= length:
+                continue
+            if self._room.is_uniform:
+                blocks = self._room.grow_by_one(table)
+                if blocks is None:
+                    unserved.append(request)
+                else:
+                    grown.append(request)
+                    new.append(blocks)
+                continue
+            before = list(map(len, table.block_ids))
+            if self._room.grow(table, length - 1, length):
+                grown.append(request)
+                ends = zip(table.block_ids, before, strict=True)
+                new.append([ids[-1] if len(ids) > count else NULL_BLOCK for ids, count in ends])
+            else:
+                unserved.append(request)
+        return StepResult(grown, np.array(new, dtype=np.int32).reshape(-1, len(self._groups)), unserved)
+
+    def _extend_by_one(self, requests: Sequence[RequestLike], tables: Sequence[BlockTable]) -> StepResult:
+        """The same where one group keeps everything, so that all blocks are taken at once."""
         short = [(r, table) for r, table in zip(requests, tables, strict=True) if table.num_slots < len(r.token_ids)]
         num_served = min(len(short), self._pool.num_free)
-        new = self._pool.allocate(num_served)
-        assert new is not None, "invariant 8: the blocks were counted"
+        new = self._room.take(num_served)
         for (_, table), block in zip(short, new, strict=False):
             table.block_ids[0].append(block)
-            table.num_slots += table.block_size
+            table.num_slots += table.block_sizes[0]
         in_need = [request for request, _ in short]
-        return StepResult(in_need[:num_served], np.array(new, dtype=np.int32), in_need[num_served:])
+        return StepResult(in_need[:num_served], np.array(new, dtype=np.int32)[:, None], in_need[num_served:])
 
 
 _NO_LIMIT = np.iinfo(np.int64).max

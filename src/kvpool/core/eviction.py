@@ -89,6 +89,53 @@ class LRU:
         assert all(self._previous[self._next[b]] == b for b in [NULL_BLOCK, *forward]), "invariant 2: a link is one-way"
 
 
+class RankedLRU(LRU):
+    """The same with spare blocks between the empty and the cached ones, least recently used first among themselves.
+
+    A spare block can still be found, but serves a hit at few lengths. The border is the last block that is empty or
+    spare; the null block while there is none.
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        super().__init__(num_blocks)
+        self._border = self._previous[NULL_BLOCK]
+
+    def take(self, count: int) -> list[BlockId]:
+        taken = super().take(count)
+        if self._border in taken:
+            self._border = NULL_BLOCK
+        return taken
+
+    def remove(self, blocks: Iterable[BlockId]) -> None:
+        following, previous, border = self._next, self._previous, self._border
+        count = 0
+        for block in blocks:
+            before, after = previous[block], following[block]
+            following[before] = after
+            previous[after] = before
+            count += 1
+            if block == border:
+                border = before
+        self._border = border
+        self._length -= count
+
+    def add_empty(self, blocks: Sequence[BlockId]) -> None:
+        super().add_empty(blocks)
+        if blocks and self._border == NULL_BLOCK:
+            self._border = blocks[-1]
+
+    def add_spare(self, blocks: Sequence[BlockId]) -> None:
+        """Blocks that can still be found at few lengths, the one to be evicted first in front."""
+        self._insert(self._border, blocks)
+        self._border = blocks[-1] if blocks else self._border
+
+    def check(self) -> None:
+        super().check()
+        assert self._border == NULL_BLOCK or self._border in set(self), (
+            f"invariant 2: block {self._border} is no border"
+        )
+
+
 class RecentNames:
     """The names that were added lately: the last `limit` at least, not many more than twice as many, in no order."""
 

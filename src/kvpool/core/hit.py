@@ -15,22 +15,28 @@ class HitEnd(StrEnum):
     """Why a hit is not longer."""
 
     LAST_TOKEN = "the last token is always computed"
+    DROPPED = "the last block found is seen again by the draft model"
     PARTIAL_BLOCK = "the next block is not full"
     NEVER_SEEN = "the next block was never seen"
     EVICTED = "the next block was evicted"
     OTHER_KEYS = "the first block is cached under another salt, tenant, adapter or media item"
+    NOT_KEPT = "the window or state that the next block needs was not kept"
+    LAGGING_GROUP = "another group of layers holds less of the prefix"
     NOT_READ = "the request does not read the cache"
 
 
 class Hit(NamedTuple):
     """The cached prefix of a request: `num_tokens` tokens in whole blocks, their ids group by group.
 
-    It holds nothing: pass it to `allocate` before the cache changes, or match again.
+    The null block stands where a group needs none. `num_shared_tokens` is how far the groups that are asked first,
+    those that keep everything, could have gone: where it is more than was hit, others lagged. It holds nothing: pass it
+    to `allocate` before the cache changes, or match again.
     """
 
     num_tokens: int
     block_ids: tuple[list[BlockId], ...]
     reason: HitEnd
+    num_shared_tokens: int = 0
 
 
 class FirstBlocks:

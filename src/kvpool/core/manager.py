@@ -4,26 +4,44 @@ Owns: the block tables of live requests.
 Knows nothing of: scheduling, models, devices, time.
 """
 
+import logging
 import operator
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from itertools import chain
 from weakref import WeakSet
 
+from kvpool.core.admission import Admission
 from kvpool.core.block_pool import BlockPool
 from kvpool.core.block_table import BlockTable
+from kvpool.core.damage import Damage, bad_blocks, num_good_tokens
 from kvpool.core.decode_batch import DecodeBatch, StepResult
-from kvpool.core.groups import FullAttention
+from kvpool.core.gauges import usage
+from kvpool.core.groups import Groups
 from kvpool.core.hashing import DEFAULT_SEED, BlockHasher
 from kvpool.core.hit import Hit, HitEnd
+from kvpool.core.lookup import Found, longest_hit
+from kvpool.core.publication import DEFAULT_PUBLICATION, Publication, Setting
 from kvpool.core.publisher import Publisher
 from kvpool.core.request import RequestLike
-from kvpool.errors import ConfigError, UsageError
+from kvpool.core.room import Room
+from kvpool.errors import UsageError
 from kvpool.events import Event, EventLog
+from kvpool.plan.kinds import FullAttention, LayerKind
 from kvpool.stats import CacheStats, Usage
-from kvpool.types import BlockHash, BlockId, RequestId
+from kvpool.types import NULL_BLOCK, BlockHash, BlockId, GroupId, RequestId
+
+_LOG = logging.getLogger(__name__)
+LARGE_HIT = 1024
+"""A cache that cannot hit prefixes of so many tokens says so when it is made."""
 
 
 class KVCacheManager:
     """The KV cache of one replica: `num_blocks` blocks of `block_size` tokens, block 0 being the null block.
+
+    `groups` are the kinds of layers that share the pool, a block table each. `publication` is what windows and states
+    make findable, see `Publication`. With `drop_last_block` a hit leaves out the last aligned block that was found, for
+    draft models that must see it again. `max_in_flight_tokens` is the most tokens of one request that will be allocated
+    and not committed yet; the promises of `max_blocks` hold up to there. ConfigError for what cannot work.
 
     Every call is all or nothing: what cannot be served in full changes nothing (invariant 8). Live requests are known
     by their id. Not thread-safe: one scheduler calls it (hashing ahead on other threads is fine, see `Request`).
@@ -33,23 +51,29 @@ class KVCacheManager:
         self,
         num_blocks: int,
         block_size: int = 16,
-        groups: Sequence[FullAttention] = (FullAttention(),),
+        groups: Sequence[LayerKind] = (FullAttention(),),
         *,
+        publication: Setting = DEFAULT_PUBLICATION,
+        drop_last_block: bool = False,
+        max_in_flight_tokens: int = 8192,
         seed: str = DEFAULT_SEED,
         events: bool = True,
     ) -> None:
-        if len(groups) != 1:
-            raise ConfigError(f"{len(groups)} groups of layers are given: this version serves exactly 1")
+        self.groups = Groups(
+            groups, block_size, drops_last_block=drop_last_block, max_in_flight_tokens=max_in_flight_tokens
+        )
         self.block_size = block_size
-        self.hasher = BlockHasher(block_size, seed)
-        self.groups = tuple(groups)
-        self.stats = CacheStats()
-        self._group = groups[0]
+        self.hasher = BlockHasher(self.groups.unit, seed)
         self._events = EventLog() if events else None
-        self._pool = BlockPool(num_blocks, self._events)
+        self._publication = Publication(publication, self.groups)
+        self._pool = BlockPool(num_blocks, self._events, len(groups), is_ranked=self._publication.is_ranked)
+        self._room = Room(self._pool, self.groups, keeps_last_border=self._publication.is_ranked)
+        self._publisher = Publisher(self._pool, self.groups, self._publication, self.hasher, self._events)
+        self._admission = Admission(self._pool, self._room, self.groups, self._publication, self.hasher)
         self._tables: dict[RequestId, BlockTable] = {}
         self._batches: WeakSet[DecodeBatch] = WeakSet()
-        self._publisher = Publisher(self._pool, self.hasher, self._events)
+        self._max_tokens: dict[int, int] = {}
+        self._warn_of_large_hits()
 
     # -- verbs
 
@@ -64,49 +88,92 @@ class KVCacheManager:
                 f"request {request.request_id!r}: at most {max_tokens} tokens cannot be matched: 0 or more"
             )
         if not request.reads_cache:
-            return Hit(0, ([],), HitEnd.NOT_READ)
-        names = request.block_hashes(self.hasher)
+            return self._admission.no_hit
         limit = request.num_tokens
         limit = limit - 1 if max_tokens is None else min(max_tokens, limit)
-        found = self._group.longest_hit(self._pool, names[: limit // self.block_size])
-        return Hit(len(found) * self.block_size, (found,), self._reason(request, names, len(found), limit))
+        found = longest_hit(self._pool, self.groups, request.block_hashes(self.hasher), limit)
+        return Hit(found.num_tokens, found.block_ids, self._reason(request, found, limit), found.num_shared)
 
-    def num_blocks_needed(self, request: RequestLike, num_tokens: int, hit: Hit | None = None) -> int:
-        """The blocks that `allocate` with these arguments would take out of the free queue, idle hits included."""
+    def num_blocks_needed(
+        self,
+        request: RequestLike,
+        num_tokens: int,
+        hit: Hit | None = None,
+        *,
+        num_external_tokens: int = 0,
+        num_lookahead_tokens: int = 0,
+    ) -> int:
+        """The blocks that `allocate` with these arguments would take out of the free queue, idle hits included.
+
+        For a live request, after it let go of what slid out of its windows.
+        """
         table = self._tables.get(request.request_id)
         if table is not None:
-            return max(
-                self._group.num_blocks(table.num_computed + num_tokens, self.block_size) - len(table.block_ids[0]), 0
-            )
-        if hit is None:
-            return self._group.num_blocks(num_tokens, self.block_size)
-        total = self._group.num_blocks(hit.num_tokens + num_tokens, self.block_size)
-        return total - len(hit.block_ids[0]) + self._pool.num_idle(hit.block_ids[0])
+            start = table.num_computed
+            missing = self._room.missing(request, table.block_ids, start, start + num_tokens, num_lookahead_tokens)
+            return sum(map(len, missing))
+        return self._admission.num_blocks(
+            request, num_tokens, hit or self._admission.no_hit, num_external_tokens, num_lookahead_tokens
+        )
 
-    def allocate(self, request: RequestLike, num_tokens: int, hit: Hit | None = None) -> BlockTable | None:
+    def num_blocks_to_finish(self, request: RequestLike, num_tokens: int, hit: Hit | None = None) -> int:
+        """The most blocks that computing `num_tokens` tokens after the hit takes out of the free queue, idle hits too.
+
+        For a request that is not live yet, whose steps compute at most `max_in_flight_tokens` each. A scheduler that
+        admits a request when so many are free has room for all of its prompt.
+        """
+        return self._admission.most_blocks(request, num_tokens, hit or self._admission.no_hit)
+
+    def allocate(
+        self,
+        request: RequestLike,
+        num_tokens: int,
+        hit: Hit | None = None,
+        *,
+        num_external_tokens: int = 0,
+        num_lookahead_tokens: int = 0,
+    ) -> BlockTable | None:
         """Make room for `num_tokens` tokens after the computed ones, and answer the request's block table.
 
         A request's first allocation admits it: the blocks of `hit` become its first blocks, and their tokens count as
-        computed. Later ones append blocks, or nothing while there is room. None when the free queue cannot supply all
-        blocks. UsageError for a second request of the same id, a stale hit, a hit for a live request, no tokens at all.
+        computed. Then come the `num_external_tokens` that a connector will bring; `commit` them once they are there.
+        Later allocations append blocks, or nothing while there is room; first of all they let go of what has slid out
+        of the request's windows. `num_lookahead_tokens` drafted tokens get room after all others; `trim` returns what
+        is rejected of it.
+
+        None when the free queue cannot supply all blocks: nothing has changed then, but for what slid out. UsageError
+        for a second request of the same id, a stale hit, a hit or external tokens for a live request, no tokens at all.
         """
+        if num_lookahead_tokens < 0 or num_external_tokens < 0:
+            raise UsageError(
+                f"request {request.request_id!r}: {num_external_tokens} external and {num_lookahead_tokens} lookahead "
+                "tokens: 0 or more of each"
+            )
         table = self._tables.get(request.request_id)
         if table is None:
-            return self._admit(request, num_tokens, hit)
+            table = self._admission.admit(
+                request, num_tokens, hit or self._admission.no_hit, num_external_tokens, num_lookahead_tokens
+            )
+            if table is not None:
+                self._tables[request.request_id] = table
+            return table
         self._require_alone(request)
-        if hit is not None and hit.num_tokens:
+        if (hit is not None and hit.num_tokens) or num_external_tokens:
             raise UsageError(
-                f"request {request.request_id!r} holds blocks already: a hit comes with its first allocation"
+                f"request {request.request_id!r} holds blocks already: hits and external tokens come with its first "
+                "allocation"
             )
         if num_tokens < 1:
             raise UsageError(f"request {request.request_id!r} asks for room for {num_tokens} tokens: at least 1")
-        return self._grow(table, table.num_computed + num_tokens)
+        self._room.slide(table, num_tokens + num_lookahead_tokens)
+        start, stop = table.num_computed, table.num_computed + num_tokens
+        return table if self._room.grow(table, start, stop, num_lookahead_tokens) else None
 
     def commit(self, request: RequestLike, num_computed: int) -> int:
         """The first `num_computed` tokens have keys and values: blocks that are full now become findable.
 
-        Answers how many blocks those are. UsageError when that is less than before, or more than was allocated or
-        than the request has.
+        Which of them, in windows and states, is the publication setting's matter. Answers how many blocks those are.
+        UsageError when that is less than before, or more than was allocated or than the request has.
         """
         table = self._require_alone(request)
         num_computed = operator.index(num_computed)
@@ -115,20 +182,71 @@ class KVCacheManager:
                 f"request {request.request_id!r}: {num_computed} tokens committed; {table.num_computed} were computed "
                 f"before, {table.num_slots} are allocated, it has {request.num_tokens}"
             )
+        if self.groups.states and not self._room.keeps_state(table, num_computed):
+            raise UsageError(
+                f"request {request.request_id!r}: {num_computed} tokens committed, and no state was kept there: states "
+                "are kept at the end of a step, so commit what was allocated"
+            )
+        if num_computed < table.num_outside and self.groups.are_windowed:
+            raise UsageError(
+                f"request {request.request_id!r}: {num_computed} tokens committed, {table.num_outside} with those from "
+                "outside: where windows skip blocks, these come all together; `invalidate` what failed"
+            )
         table.num_computed = num_computed
         return self._publisher.publish((request,), (table,))
+
+    def trim(self, request: RequestLike) -> None:
+        """The request lets go of blocks that lie wholly behind its last token: room for drafts that were rejected."""
+        table = self._require_alone(request)
+        self._room.cut(table, max(request.num_tokens, table.num_computed))
 
     def free(self, request: RequestLike) -> None:
         """The request lets go of its blocks, tail first, and is not live any more. What it committed can be found."""
         table = self._require_alone(request)
+        self._publisher.publish_end(table)
         del self._tables[request.request_id]
-        self._pool.free(reversed(table.block_ids[0]))
+        self._room.release(table)
+
+    def step_end(self, request: RequestLike, start: int, stop: int, hit: Hit | None = None) -> int:
+        """Where a step that computes the request from token `start` should end, at most at `stop`.
+
+        Layouts with states want steps to end where a checkpoint is kept; all others answer `stop`. `hit` is what the
+        request is about to be admitted with, None when it is live.
+        """
+        if not self.groups.states:
+            return stop
+        table = self._tables.get(request.request_id)
+        if table is not None:
+            boundaries = table.boundaries
+        else:
+            boundaries = self._publication.boundaries(request, hit or self._admission.no_hit)
+        return self._publication.next_checkpoint(request, boundaries, start, stop)
+
+    def invalidate(self, block_ids: Iterable[BlockId]) -> dict[RequestId, int]:
+        """The content of these blocks is bad (a load that failed): nobody may go on from it or find it.
+
+        Every live request that holds one of them, or may have gone on from its content, is cut back to the longest
+        prefix that does without; its computed tokens now are in the answer, and it leaves its decode batch. Every name
+        that depended on bad content is withdrawn, of requests that ended long ago too. The null block is passed over.
+        UsageError, and nothing changes, when a block is not of this pool. O(blocks).
+        """
+        bad = bad_blocks(block_ids, self.num_blocks)
+        if not bad:
+            return {}
+        damage = Damage(bad, self._tables.values(), self.groups, self._pool, self.hasher)
+        cut = {
+            table: num_good_tokens(table, self.groups, self._pool, first) for table, first in damage.first_bad.items()
+        }
+        self._pool.withdraw(damage.spoiled)
+        for table, num_good in cut.items():
+            self._cut_back(table, num_good)
+        return {table.request.request_id: num_good for table, num_good in cut.items()}
 
     # -- verbs for many requests at once
 
     def decode_batch(self) -> DecodeBatch:
         """An empty batch, for `join`."""
-        batch = DecodeBatch(self._pool, self._publisher, self.hasher)
+        batch = self._new_batch()
         self._batches.add(batch)
         return batch
 
@@ -193,6 +311,11 @@ class KVCacheManager:
     # -- questions
 
     @property
+    def stats(self) -> CacheStats:
+        """Queries and hits since the cache was made."""
+        return self._admission.stats
+
+    @property
     def num_blocks(self) -> int:
         """All blocks, the null block included."""
         return self._pool.num_blocks
@@ -230,40 +353,52 @@ class KVCacheManager:
         """How many block tables the block stands in."""
         return self._pool.holders(block_id)
 
-    def findable(self) -> set[BlockHash]:
-        """The names of all blocks that a match can find. O(blocks)."""
-        return self._pool.names()
+    def findable(self, group_id: GroupId = 0) -> set[BlockHash]:
+        """The names of all blocks that a match can find in the group. O(blocks)."""
+        return self._pool.names(group_id)
 
     def table(self, request: RequestLike) -> BlockTable | None:
         """The block table of a live request; None when it holds nothing."""
         table = self._tables.get(request.request_id)
         return table if table is not None and table.request is request else None
 
-    def max_blocks(self, num_tokens: int) -> int:
-        """The most blocks that one request of `num_tokens` tokens holds."""
-        return self._group.num_blocks(num_tokens, self.block_size)
+    def num_held_blocks(self, request: RequestLike) -> int:
+        """The blocks that stand in a live request's table, shared ones too."""
+        table = self._require_live(request)
+        return sum(len(ids) - ids.count(NULL_BLOCK) for ids in table.block_ids) + len(table.scratch_ids)
 
-    @property
-    def max_request_tokens(self) -> int:
-        """The longest request that fits when it is alone."""
-        return self._group.max_tokens(self.num_usable_blocks, self.block_size)
+    def max_blocks(self, num_tokens: int, num_encoder_tokens: int = 0) -> int:
+        """The most blocks that one request of `num_tokens` tokens holds at any time.
+
+        Holds while at most `max_in_flight_tokens` of them are allocated and not computed yet.
+        """
+        return self.groups.max_blocks(num_tokens, num_encoder_tokens)
+
+    def max_tokens(self, num_encoder_tokens: int = 0) -> int:
+        """The longest request that fits when it is alone; 2**31 - 1 where windows and states bound what it holds."""
+        if num_encoder_tokens not in self._max_tokens:
+            self._max_tokens[num_encoder_tokens] = self.groups.max_tokens(self.num_usable_blocks, num_encoder_tokens)
+        return self._max_tokens[num_encoder_tokens]
 
     def max_concurrency(self, num_tokens: int) -> float:
-        """How many requests of `num_tokens` tokens fit at once when they share nothing."""
+        """How many requests of `num_tokens` tokens fit at once when they share nothing. UsageError below 1 token."""
+        if num_tokens < 1:
+            raise UsageError(f"a request of {num_tokens} tokens takes no block: at least 1")
         return self.num_usable_blocks / self.max_blocks(num_tokens)
 
+    @property
+    def alignment(self) -> int:
+        """Hits end at multiples of this many tokens."""
+        return self.groups.alignment
+
+    @property
+    def smallest_hit(self) -> int | None:
+        """The smallest prefix, in tokens, that can hit; None when none ever can."""
+        return self.groups.smallest_hit
+
     def usage(self) -> Usage:
-        """What every block is doing now. O(live requests)."""
-        held = self._pool.num_usable - self._pool.num_free
-        unfilled = sum(table.num_slots - self._num_computed(table) for table in self._tables.values())
-        return Usage(
-            num_usable=self._pool.num_usable,
-            num_held=held,
-            num_cached=self._pool.num_cached,
-            num_empty=self._pool.num_free - self._pool.num_cached,
-            num_filled_slots=held * self.block_size - unfilled,
-            block_size=self.block_size,
-        )
+        """What every block is doing now. O(live requests); O(held blocks) where block sizes differ."""
+        return usage(self._pool, self.groups, self._tables.values())
 
     def check(self) -> None:
         """Raise AssertionError with the number of the first broken invariant. O(blocks): for tests and replay."""
@@ -272,71 +407,47 @@ class KVCacheManager:
             batch.check()
         holders = [0] * self.num_blocks
         for table in self._tables.values():
-            for block in table.block_ids[0]:
+            for block in chain(*table.block_ids, table.scratch_ids):
                 holders[block] += 1
             committed, computed, slots = table.num_committed, table.num_computed, table.num_slots
             assert committed <= computed <= slots, f"invariant 6: {table}"
-            assert slots == len(table.block_ids[0]) * self.block_size, f"invariant 7: {table}"
-            names = table.request.block_hashes(self.hasher)[: committed // self.block_size]
-            assert self._pool.carry(table.block_ids[0][: len(names)], names), (
-                f"invariant 9: {table} holds foreign content"
-            )
+            assert slots == self._room.num_slots(table), f"invariant 7: {table}"
+            self._publisher.check(table)
+        holders[NULL_BLOCK] = 0
         assert holders == [self._pool.holders(block) for block in range(self.num_blocks)], "invariant 1: holders"
 
     # -- parts
 
-    def _reason(self, request: RequestLike, names: Sequence[BlockHash], num_found: int, limit: int) -> HitEnd:
-        if num_found == limit // self.block_size:
-            return HitEnd.LAST_TOKEN if num_found < len(names) else HitEnd.PARTIAL_BLOCK
-        return self._publisher.why_missing(request, names[num_found], is_first=num_found == 0)
+    def _reason(self, request: RequestLike, found: Found, limit: int) -> HitEnd:
+        num_found = found.num_found
+        if num_found == self.groups.align(limit):
+            if num_found and self.groups.drops_last_block:
+                return HitEnd.DROPPED
+            return HitEnd.LAST_TOKEN if num_found < self.groups.align(request.num_tokens) else HitEnd.PARTIAL_BLOCK
+        if num_found < found.num_shared:
+            return HitEnd.LAGGING_GROUP
+        return self._publisher.why_missing(request, num_found)
 
-    def _admit(self, request: RequestLike, num_tokens: int, hit: Hit | None) -> BlockTable | None:
-        found = hit.block_ids[0] if hit is not None else []
-        self._validate_admission(request, num_tokens, found)
-        num_hit_tokens = len(found) * self.block_size
-        num_new = self._group.num_blocks(num_hit_tokens + num_tokens, self.block_size) - len(found)
-        if num_new + (self._pool.num_idle(found) if found else 0) > self._pool.num_free:
-            return None
-        if found:
-            self._pool.touch(found)
-        new = self._pool.allocate(num_new)
-        assert new is not None, "invariant 8: the blocks were counted"
-        table = BlockTable(request, [found + new], self.block_size, num_hit_tokens)
-        self._tables[request.request_id] = table
-        self._count_query(request, num_hit_tokens)
-        return table
+    def _warn_of_large_hits(self) -> None:
+        if self.smallest_hit is None:
+            _LOG.warning("no prefix can ever hit: a group of states keeps no checkpoints")
+        elif self.smallest_hit > LARGE_HIT:
+            sizes = sorted({group.block_size for group in self.groups.decoder})
+            _LOG.warning("smallest prefix that can hit: %d tokens (block sizes %s)", self.smallest_hit, sizes)
 
-    def _validate_admission(self, request: RequestLike, num_tokens: int, found: list[BlockId]) -> None:
-        if num_tokens < 0 or (num_tokens == 0 and not found):
-            raise UsageError(
-                f"request {request.request_id!r} asks for room for {num_tokens} tokens: at least 1, or 0 beside a hit"
-            )
-        if found and not self._pool.carry(found, request.block_hashes(self.hasher)[: len(found)]):
-            raise UsageError(
-                f"request {request.request_id!r}: the hit is stale or of another request; match again before allocate"
-            )
+    def _new_batch(self) -> DecodeBatch:
+        return DecodeBatch(self._pool, self._room, self.groups, self._publisher, self.hasher)
 
-    def _count_query(self, request: RequestLike, num_hit_tokens: int) -> None:
-        stats = self.stats
-        if not request.reads_cache:
-            return
-        if request.num_preemptions:
-            stats.num_resumed_requests += 1
-            stats.num_resumed_queried_tokens += request.num_tokens
-            stats.num_resumed_hit_tokens += num_hit_tokens
-        else:
-            stats.num_requests += 1
-            stats.num_queried_tokens += request.num_tokens
-            stats.num_hit_tokens += num_hit_tokens
-
-    def _grow(self, table: BlockTable, num_tokens: int) -> BlockTable | None:
-        if num_tokens > table.num_slots:
-            new = self._pool.allocate(self.max_blocks(num_tokens) - len(table.block_ids[0]))
-            if new is None:
-                return None
-            table.block_ids[0] += new
-            table.num_slots += len(new) * self.block_size
-        return table
+    def _cut_back(self, table: BlockTable, num_tokens: int) -> None:
+        """Only the first `num_tokens` tokens of the request are computed, and only they have room."""
+        for batch in self._batches if table.is_decoding else ():
+            if table.request in batch.requests:
+                self.leave(batch, [table.request])
+        table.num_computed = table.num_outside = num_tokens
+        table.num_once_committed = max(table.num_once_committed, table.num_committed)
+        table.num_committed = min(table.num_committed, num_tokens)
+        table.last_stop = num_tokens
+        self._room.cut(table, num_tokens)
 
     def _batch_of(self, requests: Sequence[RequestLike]) -> DecodeBatch:
         """A batch for one step, whose requests stay alone."""
@@ -345,7 +456,7 @@ class KVCacheManager:
         tables = list(map(self._require_alone, requests))
         for request, table in zip(requests, tables, strict=True):
             self._validate_decoding(request, table)
-        batch = DecodeBatch(self._pool, self._publisher, self.hasher)
+        batch = self._new_batch()
         batch.add(requests, tables)
         return batch
 

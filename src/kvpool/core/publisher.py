@@ -4,26 +4,44 @@ Owns: the memory of first blocks that explains misses.
 Knows nothing of: who decides that a block is computed.
 """
 
-from collections.abc import Iterable, Sequence
-from itertools import repeat
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby, repeat
 
-from kvpool.core.block_pool import BlockPool
+from kvpool.core.block_pool import BlockPool, Lineage, Parent
 from kvpool.core.block_table import BlockTable
+from kvpool.core.groups import Group, Groups
 from kvpool.core.hashing import BlockHasher
 from kvpool.core.hit import FirstBlocks, HitEnd
+from kvpool.core.publication import Publication, Rank, Run
 from kvpool.core.request import RequestLike
 from kvpool.events import EventLog
-from kvpool.types import BlockHash, BlockId
+from kvpool.types import NULL_BLOCK, BlockHash, BlockId, GroupId
 
 
 class Publisher:
-    """Commits to the pool what tables say is computed."""
+    """Commits to the pool what tables say is computed, as far as the publication setting wants it found.
 
-    def __init__(self, pool: BlockPool, hasher: BlockHasher, events: EventLog | None) -> None:
+    Hits end where blocks of all groups end, so what lies behind the last such border waits for the next one.
+    """
+
+    def __init__(
+        self, pool: BlockPool, groups: Groups, publication: Publication, hasher: BlockHasher, events: EventLog | None
+    ) -> None:
         self._pool = pool
+        self._groups = groups
+        self._publication = publication
         self._hasher = hasher
         self._events = events
+        self._num_sink_tokens = max(group.kind.num_sinks for group in groups.decoder)
         self._first_blocks = FirstBlocks()
+        self._steady = self._steady_ranks()
+
+    def _steady_ranks(self) -> list[tuple[GroupId, bool]] | None:
+        """Which groups publish a block that fills behind all boundaries, and whether it is spare; None: it depends."""
+        ranks = [(group, self._publication.steady_rank(group)) for group in self._groups.decoder]
+        if self._groups.block_sizes != (self._groups.unit,) or any(rank is None for _, rank in ranks):
+            return None
+        return [(group.group_id, rank is Rank.SPARE) for group, rank in ranks if rank is not Rank.NAMELESS]
 
     def publish(
         self,
@@ -33,32 +51,214 @@ class Publisher:
     ) -> int:
         """Commit the blocks that are computed in full and not committed yet; how many.
 
-        `encoded` has each request's last full block as `BlockHasher.encode` gives it, where that was done for all.
+        `encoded` has each request's last hashing unit as `BlockHasher.encode` gives it, where that was done for all.
         """
-        size = self._hasher.block_size
+        if self._groups.is_plain:
+            return self._publish_plain(requests, tables, encoded)
+        alignment = self._groups.alignment
+        stops = [table.num_computed - table.num_computed % alignment for table in tables]
+        if tables and all(map(self._is_steady, tables, stops)):
+            return self._publish_steady(requests, tables, encoded)
+        new = _New()
+        for request, table, stop, unit in zip(requests, tables, stops, encoded, strict=False):
+            start = table.num_committed
+            if start == stop:
+                continue
+            chain = request.block_hashes(self._hasher, unit)
+            if start == 0:
+                first = alignment // self._groups.unit
+                self._first_blocks.add(chain[first - 1], request.plain_name(self._hasher, first))
+            table.num_committed = stop
+            if table.num_computed == stop:
+                table.last_stop = stop
+            for bundle in self._groups.bundles:
+                size = bundle[0].block_size
+                for run in self._publication.runs(bundle[0], table, start // size, stop // size):
+                    self._collect(new, bundle, table, chain, run)
+        return new.commit(self._pool, self._groups.bundles)
+
+    def _is_steady(self, table: BlockTable, stop: int) -> bool:
+        """Whether the request has just filled one block more, behind all its boundaries."""
+        start = table.num_committed
+        least = max(self._num_sink_tokens, table.num_outside, table.boundaries[-1] if table.boundaries else 1)
+        is_one_block = start + self._groups.alignment == stop == table.num_computed
+        return is_one_block and start >= least and self._steady is not None
+
+    def _publish_steady(
+        self, requests: Sequence[RequestLike], tables: Sequence[BlockTable], encoded: Iterable[bytes | None]
+    ) -> int:
+        """One block of each of these requests: what most steps publish."""
+        assert self._steady is not None
+        size = self._groups.alignment
+        chains = [request.block_hashes(self._hasher, unit) for request, unit in zip(requests, encoded, strict=False)]
+        places = [table.num_committed // size for table in tables]
+        names = [chain[at] for chain, at in zip(chains, places, strict=True)]
+        parents = [chain[at - 1] for chain, at in zip(chains, places, strict=True)]
+        for group_id, is_spare in self._steady:
+            block_ids = [table.block_ids[group_id][at] for table, at in zip(tables, places, strict=True)]
+            self._pool.commit(block_ids, names, group_id, parents, spare=block_ids if is_spare else ())
+        for table in tables:
+            table.num_committed = table.last_stop = table.num_computed
+        if self._events is not None:
+            for request, at, name, parent in zip(requests, places, names, parents, strict=True):
+                tokens = tuple(request.token_ids[at * size : (at + 1) * size])
+                for group_id, _ in self._steady:
+                    self._events.stored((name,), parent, tokens, size, group_id)
+        return len(names) * len(self._steady)
+
+    def _publish_plain(
+        self, requests: Sequence[RequestLike], tables: Sequence[BlockTable], encoded: Iterable[bytes | None]
+    ) -> int:
+        """The same where one group keeps everything, and so publishes everything."""
+        size = self._groups.alignment
         block_ids: list[BlockId] = []
         names: list[BlockHash] = []
-        for request, table, block in zip(requests, tables, encoded, strict=False):
+        parents: list[Parent] = []
+        for request, table, unit in zip(requests, tables, encoded, strict=False):
             start, stop = table.num_committed // size, table.num_computed // size
             if start == stop:
                 continue
-            chain = request.block_hashes(self._hasher, block)
-            if start == 0:
+            chain = request.block_hashes(self._hasher, unit)
+            if not start:
                 self._first_blocks.add(chain[0], request.plain_name(self._hasher))
+            table.num_committed = stop * size
             block_ids += table.block_ids[0][start:stop]
             names += chain[start:stop]
-            table.num_committed = stop * size
+            parents += chain[start - 1 : stop - 1] if start else [None, *chain[: stop - 1]]
             if self._events is not None:
-                self._events.stored(chain, start, stop, request.token_ids, size)
-        self._pool.commit(block_ids, names)
+                before = chain[start - 1] if start else None
+                self._events.stored(chain[start:stop], before, request.token_ids[start * size : stop * size], size)
+        self._pool.commit(block_ids, names, 0, parents)
         return len(names)
 
-    def why_missing(self, request: RequestLike, name: BlockHash, *, is_first: bool) -> HitEnd:
-        """Why this full block of the request cannot be found."""
-        if self._pool.was_evicted(name):
+    def publish_end(self, table: BlockTable) -> None:
+        """The request lets go: what others need to go on from its last common border is found, and spare no longer."""
+        if not self._publication.is_ranked or table.num_computed < self._groups.alignment:
+            return
+        chain = table.request.block_hashes(self._hasher)
+        new = _New()
+        for bundle in self._groups.bundles:
+            if bundle[0].is_windowed:
+                run = self._publication.end(bundle[0], table)
+                for group in bundle:
+                    self._pool.keep(table.block_ids[group.group_id][run.start : run.stop])
+                for part in self._nameless(bundle, table, run):
+                    self._collect(new, bundle, table, chain, part)
+        new.commit(self._pool, self._groups.bundles)
+
+    def why_missing(self, request: RequestLike, num_found: int) -> HitEnd:
+        """Why the blocks behind the first `num_found` tokens, up to the next common border, cannot be found."""
+        chain, groups = request.block_hashes(self._hasher), self._groups
+        group = groups.bundles[0][0]
+        # Blocks are evicted tail first, so the last of them is the first to be gone.
+        if self._pool.was_evicted(chain[(num_found + groups.alignment) // groups.unit - 1], group.group_id):
             return HitEnd.EVICTED
-        return self._first_blocks.miss(name, request.plain_name(self._hasher)) if is_first else HitEnd.NEVER_SEEN
+        if num_found:
+            return HitEnd.NEVER_SEEN
+        first = groups.alignment // groups.unit
+        end = self._first_blocks.miss(chain[first - 1], request.plain_name(self._hasher, first))
+        return HitEnd.NOT_KEPT if end == HitEnd.EVICTED and group.is_windowed else end
+
+    def check(self, table: BlockTable) -> None:
+        """AssertionError unless every named block of the table carries the request's own content (invariant 9).
+
+        Nameless are blocks that the publication setting left out, and those that were withdrawn.
+        """
+        chain = table.request.block_hashes(self._hasher)
+        for group in self._groups.decoder:
+            ids = table.block_ids[group.group_id]
+            stop = table.num_committed // group.block_size
+            names = group.names(chain, 0, stop)
+            for block, name in zip(ids, names, strict=False):
+                own = self._pool.name(block)
+                assert own is None or own == name, f"invariant 9: {table} holds foreign content"
+            late = [block for block in ids[stop:] if self._pool.name(block) is not None]
+            assert not late, f"invariant 3: blocks {late} have a name before they are committed: {table}"
 
     def forget(self) -> None:
         """The cache was cleared: old content is no longer a reason."""
         self._first_blocks = FirstBlocks()
+
+    def _collect(
+        self, new: "_New", bundle: Sequence[Group], table: BlockTable, chain: Sequence[BlockHash], run: Run
+    ) -> None:
+        """The blocks of this run are to be published, but for those that were let go of already."""
+        first, stop = run.start, run.stop
+        if NULL_BLOCK in table.block_ids[bundle[0].group_id][first:stop]:
+            for part in self._nameless(bundle, table, run):
+                self._collect(new, bundle, table, chain, part)
+            return
+        names = bundle[0].names(chain, first, stop)
+        new.add(bundle, run, table, names, self._parents(bundle[0], chain, run))
+        if self._events is not None:
+            size = bundle[0].block_size
+            before = chain[first * bundle[0].scale - 1] if first else None
+            tokens = tuple(table.request.token_ids[first * size : stop * size])
+            for group in bundle:
+                self._events.stored(names, before, tokens, size, group.group_id)
+
+    def _nameless(self, bundle: Sequence[Group], table: BlockTable, run: Run) -> Iterator[Run]:
+        """The parts of this run whose blocks are held and have no name."""
+        ids = table.block_ids[bundle[0].group_id]
+        is_new = [bool(ids[at]) and self._pool.name(ids[at]) is None for at in range(run.start, run.stop)]
+        at = run.start
+        for new, blocks in groupby(is_new):
+            count = len(list(blocks))
+            if new:
+                yield Run(at, at + count, run.is_spare)
+            at += count
+
+    def _parents(self, group: Group, chain: Sequence[BlockHash], run: Run) -> Sequence[Parent]:
+        """Of each block of a run: names that leave the index whenever what it depends on turns out bad."""
+        if group.block_size == self._groups.alignment:
+            before = self._name_at(chain, run.start * group.block_size)
+            return [before, *group.names(chain, run.start, run.stop - 1)]
+        return [self._lineage(group, chain, at) for at in range(run.start, run.stop)]
+
+    def _lineage(self, group: Group, chain: Sequence[BlockHash], at: int) -> Lineage:
+        start, end = at * group.block_size, (at + 1) * group.block_size
+        border = end + -end % self._groups.alignment
+        whole = self._name_at(chain, border) if border > end else None
+        before = self._name_at(chain, self._groups.align(end - 1))
+        return Lineage(before, self._name_at(chain, start), group.block_size, whole, border - end)
+
+    def _name_at(self, chain: Sequence[BlockHash], num_tokens: int) -> BlockHash | None:
+        """What names the first tokens of the request; None for none of them."""
+        return chain[num_tokens // self._groups.unit - 1] if num_tokens else None
+
+
+class _New:
+    """Blocks to be committed, by bundle: their names and parents, and the blocks that each group has for them."""
+
+    def __init__(self) -> None:
+        self._names: dict[GroupId, tuple[list[BlockHash], list[Parent]]] = {}
+        self._block_ids: dict[GroupId, list[BlockId]] = {}
+        self._spare: dict[GroupId, list[BlockId]] = {}
+
+    def add(
+        self,
+        bundle: Sequence[Group],
+        run: Run,
+        table: BlockTable,
+        names: Sequence[BlockHash],
+        parents: Sequence[Parent],
+    ) -> None:
+        """The blocks of a run."""
+        own_names, own_parents = self._names.setdefault(bundle[0].group_id, ([], []))
+        own_names += names
+        own_parents += parents
+        for group in bundle:
+            block_ids = table.block_ids[group.group_id][run.start : run.stop]
+            self._block_ids.setdefault(group.group_id, []).extend(block_ids)
+            self._spare.setdefault(group.group_id, []).extend(block_ids if run.is_spare else ())
+
+    def commit(self, pool: BlockPool, bundles: Iterable[Sequence[Group]]) -> int:
+        """How many there were."""
+        count = 0
+        for bundle in bundles:
+            names, parents = self._names.get(bundle[0].group_id, ([], []))
+            for group in bundle if names else ():
+                spare = self._spare[group.group_id]
+                pool.commit(self._block_ids[group.group_id], names, group.group_id, parents, spare=spare)
+                count += len(names)
+        return count

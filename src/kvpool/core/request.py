@@ -4,12 +4,14 @@ Owns: the tokens and the names already computed from them.
 Knows nothing of: blocks, scheduling, time.
 """
 
+import hashlib
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from kvpool.core.hashing import BlockHasher, ExtraKey
 from kvpool.errors import UsageError
@@ -51,6 +53,9 @@ class RequestLike(Protocol):
     def num_prompt_tokens(self) -> int: ...
     @property
     def reads_cache(self) -> bool: ...
+    @property
+    def num_encoder_tokens(self) -> int:
+        """What cross attention keeps of it; 0 without an encoder."""
 
     num_preemptions: int
     max_tokens: int | None
@@ -62,8 +67,8 @@ class RequestLike(Protocol):
         `next_block` may be given when exactly one has no name yet: its tokens, as `hasher.encode` gives them.
         """
 
-    def plain_name(self, hasher: BlockHasher, /) -> BlockHash | None:
-        """The first block's name if the request had no extra keys; None when it is not full or not known."""
+    def plain_name(self, hasher: BlockHasher, num_blocks: int = 1, /) -> BlockHash | None:
+        """The name of block `num_blocks` if the request had no extra keys; None when it is not full or not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,22 +91,55 @@ class MediaItem:
     length: int
 
 
+@dataclass(frozen=True, slots=True)
+class EncoderInput:
+    """What an encoder reads (sound, a text to be translated), and how many tokens it makes of it.
+
+    `identifier` is a digest of its content, used whole. It enters the name of every block: what the decoder keeps
+    depends on it from the first token on.
+    """
+
+    identifier: str
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class PromptEmbeds:
+    """Rows of numbers that stand for tokens of the prompt.
+
+    `rows`: shape (prompt tokens, hidden size), any dtype; `is_embedded`: bool, shape (prompt tokens,), whether the row
+    is taken at that position; the token id counts where it is not. Rows and choice enter the names of all blocks of the
+    prompt, even of those that are only ids: a prompt with rows shares nothing with one without.
+    """
+
+    rows: npt.NDArray[Any]
+    is_embedded: npt.NDArray[np.bool_]
+
+    def digest(self, start: int, stop: int) -> str:
+        """Of what stands at positions start .. stop - 1: SHA-256 over the choice, shape, dtype and the rows taken."""
+        chosen = np.ascontiguousarray(self.is_embedded[start:stop], dtype=np.bool_)
+        rows = np.ascontiguousarray(self.rows[start:stop][chosen])
+        head = f"{rows.dtype.str} {rows.shape} {len(chosen)} "
+        return hashlib.sha256(head.encode() + chosen.tobytes() + rows.tobytes()).hexdigest()
+
+
 class Request:
     """A prompt and the tokens appended to it.
 
     `cache_salt` and `tenant` each keep the request apart from all requests with another one or none: `tenant` is for
-    who was authenticated, `cache_salt` for what a client may choose to narrow that further. `adapter` and `media` enter
-    the names of the blocks they touch. With `reads_cache` False nothing is taken from the cache, though full blocks
-    are still added to it (prompt log-probabilities need every position computed). `max_tokens` is the most tokens that
-    will be appended, which lets a scheduler refuse at once what can never fit.
+    who was authenticated, `cache_salt` for what a client may choose to narrow that further. `adapter`, `media`,
+    `prompt_embeds` and `encoder_input` enter the names of the blocks they touch. With `reads_cache` False nothing is
+    taken from the cache, though full blocks are still added to it (prompt log-probabilities need every position
+    computed). `max_tokens` is the most tokens that will be appended, which lets a scheduler refuse at once what can
+    never fit.
 
     Tokens are hashed when a cache first asks, or earlier and on any thread by `block_hashes(cache.hasher)`; each block
     once.
     """
 
     __slots__ = (
-        "_hasher", "_is_keyed", "_names", "adapter", "cache_salt", "max_tokens", "media", "num_preemptions",
-        "num_prompt_tokens", "reads_cache", "request_id", "tenant", "token_ids",
+        "_hasher", "_is_keyed", "_names", "adapter", "cache_salt", "encoder_input", "max_tokens", "media",
+        "num_preemptions", "num_prompt_tokens", "prompt_embeds", "reads_cache", "request_id", "tenant", "token_ids",
     )  # fmt: skip
 
     def __init__(
@@ -113,6 +151,8 @@ class Request:
         tenant: str | None = None,
         adapter: Adapter | None = None,
         media: Sequence[MediaItem] = (),
+        prompt_embeds: PromptEmbeds | None = None,
+        encoder_input: EncoderInput | None = None,
         reads_cache: bool = True,
         max_tokens: int | None = None,
     ) -> None:
@@ -123,11 +163,13 @@ class Request:
         self.tenant = tenant
         self.adapter = adapter
         self.media = tuple(sorted(media, key=lambda item: item.offset))
+        self.prompt_embeds = prompt_embeds
+        self.encoder_input = encoder_input
         self.reads_cache = reads_cache
         self.max_tokens = max_tokens
         self.num_preemptions = 0
         # Whether blocks after the first can have extra keys.
-        self._is_keyed = adapter is not None or bool(media)
+        self._is_keyed = any((adapter, media, prompt_embeds, encoder_input))
         self._hasher: BlockHasher | None = None
         self._names: list[bytes] = []
         self._validate()
@@ -160,11 +202,28 @@ class Request:
         for item in self.media:
             if item.offset < 0 or item.length < 1 or item.offset + item.length > self.num_tokens:
                 raise UsageError(f"{who}: {item} lies outside its prompt of {self.num_tokens} tokens")
+        if self.encoder_input is not None and self.encoder_input.num_tokens < 1:
+            raise UsageError(f"{who} has an encoder input of {self.encoder_input.num_tokens} tokens: at least 1")
+        if self.prompt_embeds is not None:
+            self._validate_embeds(who, self.prompt_embeds)
+
+    def _validate_embeds(self, who: str, embeds: PromptEmbeds) -> None:
+        rows, choice = embeds.rows.shape, embeds.is_embedded.shape
+        if len(rows) != 2 or rows[0] != self.num_prompt_tokens or choice != (self.num_prompt_tokens,):
+            raise UsageError(
+                f"{who} has {self.num_prompt_tokens} prompt tokens, rows of shape {rows}, a choice of shape {choice}: "
+                f"({self.num_prompt_tokens}, hidden size) and ({self.num_prompt_tokens},) are needed"
+            )
 
     @property
     def num_tokens(self) -> int:
         """Prompt tokens and appended ones."""
         return len(self.token_ids)
+
+    @property
+    def num_encoder_tokens(self) -> int:
+        """What cross attention keeps of it; 0 without an encoder."""
+        return self.encoder_input.num_tokens if self.encoder_input is not None else 0
 
     def _texts(self) -> Iterator[tuple[str, str]]:
         """All that enters a name as text, and what it is."""
@@ -176,6 +235,8 @@ class Request:
             yield from (("adapter name", self.adapter.name), ("adapter id", self.adapter.unique_id))
         for item in self.media:
             yield "media identifier", item.identifier
+        if self.encoder_input is not None:
+            yield "encoder input", self.encoder_input.identifier
 
     def append(self, token_id: int) -> None:
         """The request grows by one token."""
@@ -209,20 +270,34 @@ class Request:
         keys = self._extra_keys(first, stop, size) if self._is_keyed or not first else ()
         return hasher.names(self.token_ids[first * size : stop * size], parent, keys)
 
-    def plain_name(self, hasher: BlockHasher) -> bytes | None:
-        """The name of the first block as if the request had no extra keys; None while it is not full."""
-        first = hasher.names(self.token_ids[: hasher.block_size])
-        return first[0] if first else None
+    def plain_name(self, hasher: BlockHasher, num_blocks: int = 1, /) -> bytes | None:
+        """The name of block `num_blocks` as if the request had no extra keys; None while it is not full."""
+        names = hasher.names(self.token_ids[: num_blocks * hasher.block_size])
+        return names[-1] if len(names) == num_blocks else None
 
     def _extra_keys(self, first: int, stop: int, size: int) -> Iterator[tuple[ExtraKey, ...]]:
         """The extra keys of each of blocks first .. stop - 1; ends where no further block can have any."""
-        last = stop * size if self.adapter else max((i.offset + i.length for i in self.media), default=1)
+        last = stop * size if self.adapter or self.encoder_input else self._end_of_keys()
         for at in range(first * size, min(stop * size, last), size):
-            yield (*self._adapter_keys(), *self._media_keys(at, at + size), *(self._owner_keys() if at == 0 else ()))
+            keys = (*self._adapter_keys(), *self._encoder_keys(), *self._media_keys(at, at + size))
+            yield (*keys, *self._embeds_keys(at, at + size), *(self._owner_keys() if at == 0 else ()))
+
+    def _end_of_keys(self) -> int:
+        """The first token that has no key of its own, nor any after it."""
+        embedded = self.num_prompt_tokens if self.prompt_embeds is not None else 1
+        return max([embedded, *(item.offset + item.length for item in self.media)])
 
     def _adapter_keys(self) -> Iterator[ExtraKey]:
         if self.adapter:
             yield ("lora", self.adapter.name, self.adapter.unique_id)
+
+    def _encoder_keys(self) -> Iterator[ExtraKey]:
+        if self.encoder_input is not None:
+            yield ("encoder", self.encoder_input.identifier)
+
+    def _embeds_keys(self, start: int, stop: int) -> Iterator[ExtraKey]:
+        if self.prompt_embeds is not None and start < self.num_prompt_tokens:
+            yield ("prompt_embeds", self.prompt_embeds.digest(start, stop))
 
     def _media_keys(self, start: int, stop: int) -> Iterator[ExtraKey]:
         for item in self.media:

@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 from typing import Any
 
-from kvpool.core.groups import FullAttention
 from kvpool.core.hit import Hit
 from kvpool.core.manager import KVCacheManager
+from kvpool.core.publication import Setting
 from kvpool.core.request import Request
+from kvpool.plan.kinds import FullAttention, LayerKind
 
 
 class GoldenAdapter:
@@ -35,6 +36,8 @@ class GoldenAdapter:
         """Room for `num_new_tokens` after the computed ones, which become findable at once. False: nothing changed."""
         assert hit is None or hit.num_tokens == num_hit_tokens
         assert first or self.cache.table(request) is not None
+        if first and self.cache.num_blocks_to_finish(request, num_new_tokens, hit) > self.cache.num_free_blocks:
+            return False
         table = self.cache.allocate(request, num_new_tokens, hit)
         if table is None:
             return False
@@ -62,7 +65,12 @@ class GoldenAdapter:
 
 
 def golden_adapter(
-    *, num_blocks: int, groups: Sequence[FullAttention] = (FullAttention(),), **options: Any
+    *, num_blocks: int, groups: Sequence[LayerKind] = (FullAttention(),), publication: Setting = 0, **options: Any
 ) -> GoldenAdapter:
-    """An adapter over a new cache of `num_blocks` blocks of 16 tokens; other options are those of KVCacheManager."""
-    return GoldenAdapter(KVCacheManager(num_blocks, groups=groups, **{"events": False, **options}))
+    """An adapter over a new cache of `num_blocks` blocks of 16 tokens; other options are those of KVCacheManager.
+
+    `publication` is 0, tails at boundaries alone, unless told: so were the histories made.
+    """
+    return GoldenAdapter(
+        KVCacheManager(num_blocks, groups=groups, publication=publication, **{"events": False, **options})
+    )

@@ -120,7 +120,7 @@ class MirroredCache:
         unserved = self.naive.step(requests)
         result = self.cache.step(given, token_ids)
         assert result.unserved == unserved, f"{result}, the model says {unserved}"
-        new = {r.request_id: [block] for r, block in zip(result.grown, result.block_ids.tolist(), strict=True)}
+        new = {r.request_id: row for r, row in zip(result.grown, result.block_ids.tolist(), strict=True)}
         grown = [held + new.get(r.request_id, []) for r, held in zip(requests, before, strict=True)]
         assert grown == self.naive.held(requests), f"{result} is not what the tables grew by"
         assert [request.token_ids[-1] for request in requests] == list(token_ids)

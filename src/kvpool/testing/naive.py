@@ -85,7 +85,8 @@ class NaiveCache:
             if block is None:
                 break
             found.append(block)
-        return Hit(len(found) * self.block_size, (found,), self._end(request, names, len(found), limit))
+        num_tokens = len(found) * self.block_size
+        return Hit(num_tokens, (found,), self._end(request, names, len(found), limit), num_tokens)
 
     def _end(self, request: Request, names: list[Name], num_found: int, limit: int) -> HitEnd:
         if not request.reads_cache:
@@ -180,7 +181,7 @@ class NaiveCache:
             for position in range(table.num_computed)
         }
         num_empty = self.num_blocks - 1 - len(held) - len(cached)
-        return Usage(self.num_blocks - 1, len(held), len(cached), num_empty, len(slots), self.block_size)
+        return Usage(self.num_blocks - 1, len(held), len(cached), num_empty, len(slots), len(held) * self.block_size)
 
     def stats(self) -> CacheStats:
         first = [(queried, hit) for resumed, queried, hit in self.admissions if not resumed]
