@@ -4,7 +4,8 @@
 import pytest
 
 from kvpool import KVCacheManager, Request
-from kvpool.engine.scheduler import Batch, Scheduler, SchedulerConfig
+from kvpool.engine.batch import Batch
+from kvpool.engine.scheduler import Scheduler, SchedulerConfig
 from kvpool.testing import serve
 
 

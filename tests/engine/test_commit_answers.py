@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import pytest
 
 from kvpool import KVCacheManager, Request, UsageError
-from kvpool.engine.scheduler import Batch, Scheduler, SchedulerConfig
+from kvpool.engine.batch import Batch
+from kvpool.engine.scheduler import Scheduler, SchedulerConfig
 
 
 @pytest.fixture

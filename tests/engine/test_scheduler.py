@@ -6,9 +6,10 @@ from collections.abc import Callable
 import pytest
 
 from kvpool import ConfigError, KVCacheManager, RefusedError, Request, RequestLike, UsageError
+from kvpool.engine.batch import Batch
 from kvpool.engine.checking import CheckingRunner
 from kvpool.engine.engine import Engine
-from kvpool.engine.scheduler import Batch, Scheduler, SchedulerConfig
+from kvpool.engine.scheduler import Scheduler, SchedulerConfig
 
 NUM_WORKLOADS, NUM_DEEP_WORKLOADS = 300, 10_000
 

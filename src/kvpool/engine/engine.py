@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from kvpool.core.request import RequestLike
-from kvpool.engine.scheduler import Batch, Scheduler
+from kvpool.engine.batch import Batch
+from kvpool.engine.scheduler import Scheduler
 
 
 class Runner(Protocol):

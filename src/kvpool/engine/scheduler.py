@@ -9,19 +9,20 @@ the queue, and is computed again from whatever the cache still holds then. Nobod
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from itertools import islice
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
 
+from kvpool.core.block_table import BlockTable
 from kvpool.core.hit import Hit
 from kvpool.core.manager import KVCacheManager
 from kvpool.core.request import RequestLike, require_token_ids
+from kvpool.engine.batch import Batch
 from kvpool.errors import ConfigError, RefusedError, UsageError
-from kvpool.types import RequestId
+from kvpool.types import BlockId, RequestId
 
-NextTokens: TypeAlias = Callable[[Sequence[RequestLike]], Sequence[int]]
-"""What a model would say next, for each of these requests."""
+NumLoadable: TypeAlias = Callable[[RequestLike, int], int]
+"""How many tokens of a request can be loaded from outside, behind the first `n`, which are a hit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,52 +50,34 @@ class SchedulerConfig:
             raise ConfigError(f"watermark is {self.watermark}: a share from 0 up to, not including, 1; 0.02 is usual")
 
 
-@dataclass(slots=True)
-class Batch:
-    """What one step computes: tokens starts[i] .. starts[i] + counts[i] - 1 of requests[i], which have room.
+class Scheduler:
+    """Fills steps from a queue. Call `schedule`, run the batch, then `commit` it with the tokens that it gave.
 
-    The first `num_decoding` requests decode, one token each. The last `num_admitted` were admitted in this step; the
-    tokens before their start are their hit.
+    With `num_loadable` a request that is admitted may first wait for tokens from outside: `loaded` or `load_failed`
+    ends that. Until it has its prompt computed, its share of the pool is not given to others.
     """
 
-    requests: list[RequestLike] = field(default_factory=list)
-    starts: list[int] = field(default_factory=list)
-    counts: list[int] = field(default_factory=list)
-    num_decoding: int = 0
-    num_admitted: int = 0
-
-    def add(self, request: RequestLike, start: int, count: int) -> None:
-        self.requests.append(request)
-        self.starts.append(start)
-        self.counts.append(count)
-
-    def sample(self, next_tokens: NextTokens) -> list[int | None]:
-        """A token for each request that has none left to compute after this batch, None for the others."""
-        first = self.num_decoding
-        chunks = zip(self.requests[first:], self.starts[first:], self.counts[first:], strict=True)
-        is_done = [start + count == request.num_tokens for request, start, count in chunks]
-        done = [request for request, done in zip(self.requests[first:], is_done, strict=True) if done]
-        given = iter(next_tokens(self.requests[:first] + done))
-        sampled: list[int | None] = list(islice(given, first))
-        return sampled + [next(given) if done else None for done in is_done]
-
-    def __len__(self) -> int:
-        return len(self.requests)
-
-    def __iter__(self) -> Iterator[tuple[RequestLike, int, int]]:
-        return zip(self.requests, self.starts, self.counts, strict=True)
-
-
-class Scheduler:
-    """Fills steps from a queue. Call `schedule`, run the batch, then `commit` it with the tokens that it gave."""
-
-    def __init__(self, cache: KVCacheManager, config: SchedulerConfig | None = None) -> None:
+    def __init__(
+        self, cache: KVCacheManager, config: SchedulerConfig | None = None, num_loadable: NumLoadable | None = None
+    ) -> None:
         self.cache = cache
         self.config = config or SchedulerConfig()
+        in_flight = cache.groups.max_in_flight_tokens
+        if cache.groups.are_windowed and self.config.max_num_batched_tokens > in_flight:
+            raise ConfigError(
+                f"max_num_batched_tokens is {self.config.max_num_batched_tokens}, and the cache has windows that count "
+                f"on {in_flight} tokens in flight: make it with max_in_flight_tokens="
+                f"{self.config.max_num_batched_tokens}, or lower the first"
+            )
         self.waiting: deque[RequestLike] = deque()
         self.decoding = cache.decode_batch()
         self.prefilling: list[RequestLike] = []
-        """Admitted after all that decode. Between steps at most one: the last, whose prompt takes several steps."""
+        """Admitted after all that decode: prompts that take several steps."""
+        self.loading: list[RequestLike] = []
+        """Admitted, and waiting for tokens from outside."""
+        self._num_loadable = num_loadable
+        self._reserving: list[RequestLike] = []
+        self._not_loadable: set[RequestId] = set()
         self._scheduled: Batch | None = None
         self.num_preemptions = 0
         self.num_recomputed_tokens = 0
@@ -106,11 +89,11 @@ class Scheduler:
     @property
     def running(self) -> list[RequestLike]:
         """All that hold blocks, in the order of their admission."""
-        return [*self.decoding.requests, *self.prefilling]
+        return [*self.decoding.requests, *self.prefilling, *self.loading]
 
     @property
     def num_running(self) -> int:
-        return len(self.decoding) + len(self.prefilling)
+        return len(self.decoding) + len(self.prefilling) + len(self.loading)
 
     @property
     def has_work(self) -> bool:
@@ -124,10 +107,10 @@ class Scheduler:
         if request.request_id in self._ids:
             raise UsageError(f"a request with the id {request.request_id!r} is waiting or running already")
         # The last token that is sampled is never computed, so it needs no slot.
-        most = self.cache.max_request_tokens + 1 - request.num_prompt_tokens
+        most = self.cache.max_tokens(request.num_encoder_tokens) + 1 - request.num_prompt_tokens
         if most < (request.max_tokens or 1):
             outputs = request.max_tokens or 1
-            needed = self.cache.max_blocks(request.num_prompt_tokens + outputs - 1)
+            needed = self.cache.max_blocks(request.num_prompt_tokens + outputs - 1, request.num_encoder_tokens)
             raise RefusedError(
                 f"request {request.request_id!r} can never fit: its {request.num_prompt_tokens} prompt tokens and up "
                 f"to {outputs} outputs need {needed} blocks, the pool has {self.cache.num_usable_blocks}"
@@ -149,6 +132,36 @@ class Scheduler:
             raise UsageError(f"request {request.request_id!r} is neither waiting nor running")
         self._ids.discard(request.request_id)
         self._num_given_up.pop(request.request_id, None)
+        self._not_loadable.discard(request.request_id)
+
+    def loaded(self, request: RequestLike) -> None:
+        """All tokens of the request that were to come from outside are there. UsageError when it waits for none."""
+        table = self._loading_table(request)
+        self.cache.commit(request, table.num_outside)
+        self.loading.remove(request)
+        self.prefilling.append(request)
+
+    def load_failed(self, request: RequestLike) -> None:
+        """Nothing comes from outside, the request is computed instead. UsageError when it waits for nothing.
+
+        It waits at the head of the queue, without blocks.
+        """
+        self._loading_table(request)
+        self._not_loadable.add(request.request_id)
+        self._release(request)
+        self.waiting.appendleft(request)
+
+    def invalidate(self, block_ids: Iterable[BlockId]) -> list[RequestLike]:
+        """The content of these blocks turned out bad: nothing that depended on it can be found any more.
+
+        The running requests that hold one are preempted, and go on from what is still good. Answers who they are.
+        """
+        running = self.running
+        bad = self.cache.invalidate(block_ids)
+        victims = [request for request in running if request.request_id in bad]
+        for request in reversed(victims):
+            self._preempt(request)
+        return victims
 
     def schedule(self) -> Batch:
         """The next step, with room for all its tokens. Empty when there is no work, or others hold the blocks."""
@@ -158,6 +171,8 @@ class Scheduler:
         batch = self._decoding_batch()
         budget = self.config.max_num_batched_tokens - len(batch)
         for request in list(self.prefilling):
+            if not budget:
+                break
             budget -= self._continue_prefill(batch, request, budget)
         if self.num_preemptions == preemptions:
             self._admit(batch, budget)
@@ -204,10 +219,13 @@ class Scheduler:
         require_token_ids([token_id for token_id in token_ids if token_id is not None])
 
     def reset_prefix_cache(self, *, preempt_running: bool = False) -> bool:
-        """Forget all cached content. False, and nothing changes, while requests run, unless these are preempted."""
+        """Forget all cached content. False, and nothing changes, while requests run, unless these are preempted.
+
+        Requests that wait for tokens from outside are not: somebody else writes to their blocks.
+        """
         if preempt_running:
-            while self.num_running:
-                self._preempt_newest()
+            for request in [*self.prefilling[::-1], *self.decoding.requests[::-1]]:
+                self._preempt(request)
         return self.cache.clear()
 
     def _decoding_batch(self) -> Batch:
@@ -216,14 +234,17 @@ class Scheduler:
         return Batch(list(requests), starts, [1] * len(requests), num_decoding=len(requests))
 
     def _continue_prefill(self, batch: Batch, request: RequestLike, budget: int) -> int:
-        """Room for the next chunk of a prompt; its tokens. Without room the request is preempted."""
+        """Room for the next chunk of a prompt; its tokens. The newest requests are preempted until there is any."""
         table = self.cache.table(request)
-        assert table is not None, f"request {request.request_id!r} runs without blocks"
-        count = min(request.num_tokens - table.num_computed, budget)
-        if self.cache.allocate(request, count) is None:
+        if table is None:
+            return 0  # preempted for one that was before it
+        start = table.num_computed
+        count = self.cache.step_end(request, start, min(request.num_tokens, start + budget)) - start
+        while self.cache.allocate(request, count) is None:
             self._preempt_newest()
-            return 0
-        batch.add(request, table.num_computed, count)
+            if request not in self.prefilling:
+                return 0
+        batch.add(request, start, count)
         return count
 
     def _admit(self, batch: Batch, budget: int) -> None:
@@ -232,18 +253,46 @@ class Scheduler:
             hit = self.cache.match(request)
             if not self._fits_whole(request, hit):
                 break
-            count = min(request.num_tokens - hit.num_tokens, budget)
-            table = self.cache.allocate(request, count, hit)
-            assert table is not None, "invariant 12: what was admitted has room"
-            self.prefilling.append(self.waiting.popleft())
-            batch.add(request, hit.num_tokens, count)
-            batch.num_admitted += 1
-            budget -= count
+            self.waiting.popleft()
+            num_loadable = self._num_to_load(request, hit)
+            if num_loadable:
+                self._start_load(batch, request, hit, num_loadable)
+            else:
+                budget -= self._start_prefill(batch, request, hit, budget)
             given_up = self._num_given_up.pop(request.request_id, 0)
-            self.num_recomputed_tokens += max(given_up - hit.num_tokens, 0)
+            self.num_recomputed_tokens += max(given_up - hit.num_tokens - num_loadable, 0)
+
+    def _start_prefill(self, batch: Batch, request: RequestLike, hit: Hit, budget: int) -> int:
+        """The first chunk of a prompt that was admitted; its tokens."""
+        start = hit.num_tokens
+        count = self.cache.step_end(request, start, min(request.num_tokens, start + budget), hit) - start
+        table = self.cache.allocate(request, count, hit)
+        assert table is not None, "invariant 12: what was admitted has room"
+        self.prefilling.append(request)
+        if start + count < request.num_tokens:
+            self._reserving.append(request)
+        batch.add(request, start, count)
+        batch.num_admitted += 1
+        return count
+
+    def _num_to_load(self, request: RequestLike, hit: Hit) -> int:
+        """Tokens that come from outside. The last token is never one of them: it is computed to give logits."""
+        if self._num_loadable is None or request.request_id in self._not_loadable:
+            return 0
+        most = self.cache.groups.align(request.num_tokens - 1 - hit.num_tokens)
+        return min(self.cache.groups.align(self._num_loadable(request, hit.num_tokens)), most)
+
+    def _start_load(self, batch: Batch, request: RequestLike, hit: Hit, num_tokens: int) -> None:
+        table = self.cache.allocate(request, 0, hit, num_external_tokens=num_tokens)
+        assert table is not None, "invariant 12: what was admitted has room"
+        self.loading.append(request)
+        self._reserving.append(request)
+        batch.loads.append((request, hit.num_tokens, hit.num_tokens + num_tokens))
 
     def _preempt_newest(self) -> None:
-        victim = self.prefilling[-1] if self.prefilling else self.decoding.requests[-1]
+        self._preempt(self.prefilling[-1] if self.prefilling else self.decoding.requests[-1])
+
+    def _preempt(self, victim: RequestLike) -> None:
         self._num_given_up[victim.request_id] = self._release(victim)
         victim.num_preemptions += 1
         self.num_preemptions += 1
@@ -251,12 +300,13 @@ class Scheduler:
 
     def _release(self, request: RequestLike) -> int:
         """A running request lets go of its blocks; how many tokens it had computed."""
-        if request in self.prefilling:
-            self.prefilling.remove(request)
-        else:
-            self.cache.leave(self.decoding, [request])
         table = self.cache.table(request)
         assert table is not None, f"request {request.request_id!r} runs without blocks"
+        if table.is_decoding:
+            self.cache.leave(self.decoding, [request])
+        for own in (self.prefilling, self.loading, self._reserving):
+            if request in own:
+                own.remove(request)
         self.cache.free(request)
         return table.num_computed
 
@@ -297,6 +347,8 @@ class Scheduler:
             if token_id is None:
                 continue
             self.prefilling.remove(request)
+            if request in self._reserving:
+                self._reserving.remove(request)
             if request.num_tokens - request.num_prompt_tokens + 1 == request.max_tokens:
                 self._end(request, token_id)
                 ended.append(request)
@@ -310,9 +362,23 @@ class Scheduler:
         request.token_ids.append(token_id)
         self.cache.free(request)
         self._ids.discard(request.request_id)
+        self._not_loadable.discard(request.request_id)
 
     def _fits_whole(self, request: RequestLike, hit: Hit) -> bool:
         """Whether all tokens that the request has now fit beside the running ones, the watermark kept."""
-        needed = self.cache.num_blocks_needed(request, request.num_tokens - hit.num_tokens, hit)
+        needed = self.cache.num_blocks_to_finish(request, request.num_tokens - hit.num_tokens, hit)
         spare = self._watermark_blocks if self.num_running else 0
-        return needed + spare <= self.cache.num_free_blocks
+        return needed + spare + self._num_reserved() <= self.cache.num_free_blocks
+
+    def _num_reserved(self) -> int:
+        """Blocks that requests still lack for their prompts, which end in a later step: others may not have them."""
+        return sum(
+            self.cache.max_blocks(request.num_tokens, request.num_encoder_tokens) - self.cache.num_held_blocks(request)
+            for request in self._reserving
+        )
+
+    def _loading_table(self, request: RequestLike) -> BlockTable:
+        table = self.cache.table(request)
+        if request not in self.loading or table is None:
+            raise UsageError(f"request {request.request_id!r} does not wait for tokens from outside")
+        return table

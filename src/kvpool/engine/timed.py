@@ -6,9 +6,9 @@ Knows nothing of: blocks and their contents.
 
 from collections.abc import Sequence
 
+from kvpool.engine.batch import Batch, NextTokens
 from kvpool.engine.engine import Runner
 from kvpool.engine.roofline import StepTime
-from kvpool.engine.scheduler import Batch, NextTokens
 
 
 class VirtualClock:
