@@ -10,6 +10,7 @@ class ChunkedPrompt:
 
     reads_cache = True
     max_tokens: int | None = None
+    num_encoder_tokens = 0
 
     def __init__(self, request_id: str, chunks: Sequence[int], block_size: int) -> None:
         self.request_id = request_id
@@ -25,7 +26,7 @@ class ChunkedPrompt:
     def block_hashes(self, _hasher: BlockHasher, _next_block: bytes | None = None, /) -> Sequence[BlockHash]:
         return self._names
 
-    def plain_name(self, _hasher: BlockHasher, /) -> BlockHash | None:
+    def plain_name(self, _hasher: BlockHasher, _num_blocks: int = 1, /) -> BlockHash | None:
         return None
 
 

@@ -11,8 +11,10 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
+from kvpool.cli.layers import HOW, read_groups
 from kvpool.cli.progress import progress_bar
 from kvpool.cli.tables import print_report, print_sweep
+from kvpool.core.publication import DEFAULT_PUBLICATION, SETTINGS, Setting
 from kvpool.engine.roofline import ACCELERATORS, MODELS, StepTime, roofline
 from kvpool.engine.scheduler import SchedulerConfig
 from kvpool.errors import ConfigError, MissingExtraError
@@ -24,6 +26,12 @@ from kvpool.replay.simulator import Job, replay, replay_many
 from kvpool.replay.workload import ARRIVALS, KINDS, Workload
 
 GIB = MOST_GIB = 2**30
+
+
+def _publication(text: str) -> Setting:
+    return int(text) if text.isdigit() else text
+
+
 # What --sweep can vary, and how its values are read.
 SWEPT: dict[str, Callable[[str], Any]] = {
     "num_blocks": int,
@@ -32,6 +40,7 @@ SWEPT: dict[str, Callable[[str], Any]] = {
     "max_num_batched_tokens": int,
     "max_num_seqs": int,
     "watermark": float,
+    "publication": _publication,
     "seed": int,
     "rate": float,
 }
@@ -89,6 +98,22 @@ def _add_size(parser: argparse.ArgumentParser) -> None:
     size.add_argument("--kv-gib", type=float, metavar="G", help="its memory instead, with --bytes-per-token or --model")
     size.add_argument("--bytes-per-token", type=int, metavar="B", help="of keys and values (default: of --model)")
     size.add_argument("--block-size", type=int, metavar="N", help="tokens a block (default: the trace's own, else 16)")
+    size.add_argument(
+        "--groups",
+        default="full",
+        metavar="GROUPS",
+        help=f"of layers: {HOW} (default: %(default)s)",
+    )
+    size.add_argument(
+        "--publication",
+        type=_publication,
+        default=DEFAULT_PUBLICATION,
+        metavar="P",
+        help=f"what windows and states make findable: {', '.join(SETTINGS)}, or an interval (default: %(default)s)",
+    )
+    size.add_argument(
+        "--drop-last-block", action="store_true", help="a draft model must see the last block found again"
+    )
     size.add_argument(
         "--mode",
         choices=("cache", "engine"),
@@ -192,11 +217,15 @@ def _settings(options: argparse.Namespace, source: Source) -> ReplaySettings:
         mode=options.mode,
         raw=options.raw,
         separate_tenants=options.separate_tenants,
+        groups=read_groups(options.groups),
+        publication=options.publication,
+        drop_last_block=options.drop_last_block,
         scheduler=SchedulerConfig(options.max_num_batched_tokens, options.max_num_seqs, options.watermark),
         step_time=_step_time(options),
         check=options.check,
     )
-    return replace(settings, num_blocks=_num_blocks(options, settings.block_size_for(source)))
+    block_size = next((kind.block_size for kind in settings.groups if kind.block_size), settings.block_size_for(source))
+    return replace(settings, num_blocks=_num_blocks(options, block_size))
 
 
 def _num_blocks(options: argparse.Namespace, block_size: int) -> int:
@@ -206,6 +235,8 @@ def _num_blocks(options: argparse.Namespace, block_size: int) -> int:
         )
     if options.num_blocks is not None:
         return int(options.num_blocks)
+    if len(read_groups(options.groups)) > 1:
+        raise ConfigError("--kv-gib cannot be divided among several --groups yet: give --num-blocks N")
     if options.bytes_per_token is None and options.model is None:
         raise ConfigError("--kv-gib needs to know what a token takes: --bytes-per-token B, or --model NAME")
     given = options.bytes_per_token

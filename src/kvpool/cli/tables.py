@@ -3,11 +3,13 @@
 Knows nothing of: how the figures came about.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
 from kvpool.errors import MissingExtraError
+from kvpool.plan.kinds import FullAttention, kind_in_words
 from kvpool.replay.report import Percentiles, ReplayReport, Tally, Timing
 
 try:
@@ -27,6 +29,8 @@ def print_report(report: ReplayReport) -> None:
     console = Console(highlight=False)
     console.print(f"[bold]{_plain(report.trace)}[/]")
     console.print(_size(report))
+    for line in _groups([report]):
+        console.print(line)
     _show(console, _hits(report.all))
     _show(console, _facts(report))
     if report.timing is not None:
@@ -48,6 +52,8 @@ def print_sweep(reports: Sequence[ReplayReport], points: Sequence[dict[str, Any]
     total = f", {totals.pop():,} prompt tokens" if len(totals) == 1 else ""
     console.print(f"[bold]{_plain(first.trace)}[/]")
     console.print(f"{_mode(first)}, {first.policy}, {len(reports)} runs{total}")
+    for line in _groups(reports):
+        console.print(line)
     given = [name for name in points[0] if name != "num_blocks"]
     headings = [name.replace("_", "\n") for name in given]
     tokens = ("hit tokens",) if total else ("hit tokens", "of")
@@ -78,6 +84,29 @@ def _sweep_cells(report: ReplayReport) -> Iterator[str]:
 
 def _size(report: ReplayReport) -> str:
     return f"{_mode(report)}, {report.num_blocks:,} blocks of {report.block_size} tokens, {report.policy}"
+
+
+def _groups(reports: Sequence[ReplayReport]) -> Iterator[str]:
+    """What kinds of layers there are, and what that means for hits; nothing where all is as one would think."""
+    first, publications = reports[0], {report.publication for report in reports}
+    counts = Counter(first.groups)
+    if len(first.groups) > 1 or first.groups[0] != kind_in_words(FullAttention()):
+        kinds = ", ".join(f"{count} x {kind}" if count > 1 else kind for kind, count in counts.items())
+        publication = str(first.publication) if len(publications) == 1 else "as in each row"
+        yield f"{_counted(len(first.groups), 'group')}: {kinds}; publication {publication}"
+    if first.smallest_hit is None:
+        yield "[yellow]no prefix can ever hit: a group of states keeps no checkpoints[/]"
+    elif len({report.smallest_hit for report in reports}) > 1:
+        return
+    elif first.smallest_hit > first.block_size or len(first.groups) > 1:
+        yield (
+            f"hits end at multiples of {first.alignment:,} tokens; "
+            f"smallest prefix that can hit: {first.smallest_hit:,} tokens"
+        )
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _mode(report: ReplayReport) -> str:
@@ -160,7 +189,7 @@ def _notes(report: ReplayReport) -> Iterator[str]:
             "Counted over the whole run as an engine would: only full blocks are cached, "
             "the last prompt token is always computed."
         )
-    if not report.all.ideal_hit_tokens:
+    if not report.all.ideal_hit_tokens and report.smallest_hit == report.all.block_size:
         yield "No prompt repeats a full block of another: no cache of any size can help this traffic."
 
 

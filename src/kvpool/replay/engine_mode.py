@@ -7,11 +7,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import islice
 
-from kvpool.core.manager import KVCacheManager
 from kvpool.core.request import RequestLike
+from kvpool.engine.batch import Batch
 from kvpool.engine.checking import CheckingRunner
 from kvpool.engine.engine import Engine
-from kvpool.engine.scheduler import Batch, Scheduler
+from kvpool.engine.scheduler import Scheduler
 from kvpool.engine.timed import TimedRunner, VirtualClock
 from kvpool.errors import RefusedError
 from kvpool.replay.accounts import Accounts
@@ -30,13 +30,13 @@ class EngineRun:
     def __init__(self, source: Source, settings: ReplaySettings) -> None:
         self._source = source
         self._settings = settings
-        self._block_size = settings.block_size_for(source)
-        self._cache = KVCacheManager(settings.num_blocks, self._block_size, events=False)
+        self._cache = settings.cache_for(source)
+        self._block_size = self._cache.groups.unit
         self._scheduler = Scheduler(self._cache, settings.scheduler)
         self._clock = VirtualClock()
         self._runner = TimedRunner(self._clock, settings.step_time, self._next_tokens, self._checking_runner())
-        self._intake = Intake(source, settings)
-        self._accounts = Accounts(self._block_size)
+        self._intake = Intake(source, settings, self._block_size)
+        self._accounts = Accounts(self._cache.groups)
         self._journal = Journal(settings.sample_every_s)
         self._traced: dict[RequestId, TraceRequest] = {}
         self._outputs: dict[RequestId, Sequence[int]] = {}

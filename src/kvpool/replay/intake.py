@@ -14,11 +14,14 @@ from kvpool.replay.trace import TraceRequest
 
 
 class Intake:
-    """Makes requests: of tokens where the trace has them, else of the trace's names, else like no other."""
+    """Makes requests: of tokens where the trace has them, else of the trace's names, else like no other.
 
-    def __init__(self, source: Source, settings: ReplaySettings) -> None:
+    `block_size` is the cache's: the tokens that have a name of their own.
+    """
+
+    def __init__(self, source: Source, settings: ReplaySettings, block_size: int) -> None:
         self._trace_block_size = source.block_size
-        self._block_size = settings.block_size_for(source)
+        self._block_size = block_size
         self._raw = settings.raw
         self._separate_tenants = settings.separate_tenants
         self._num_requests = 0

@@ -47,6 +47,7 @@ class NamedRequest:
     )  # fmt: skip
 
     reads_cache = True
+    num_encoder_tokens = 0
 
     def __init__(
         self,
@@ -104,5 +105,5 @@ class NamedRequest:
             first_own = -1 - self._serial * _BLOCKS_PER_REQUEST
             names += [first_own - block for block in range(len(names), num_full)]
 
-    def plain_name(self, _hasher: BlockHasher, /) -> BlockHash | None:
+    def plain_name(self, _hasher: BlockHasher, _num_blocks: int = 1, /) -> BlockHash | None:
         return None

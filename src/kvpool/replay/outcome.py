@@ -1,6 +1,7 @@
 """From a run that is over to its report: what both modes report alike."""
 
 from kvpool.core.manager import KVCacheManager
+from kvpool.plan.kinds import kind_in_words
 from kvpool.replay.accounts import Accounts
 from kvpool.replay.report import ReplayReport
 from kvpool.replay.settings import ReplaySettings, Source
@@ -20,8 +21,12 @@ def report_of(
         mode=settings.mode,
         raw=settings.raw,
         policy=cache.policy,
-        block_size=cache.block_size,
+        block_size=cache.groups.all[0].block_size if len(cache.groups) == 1 else cache.block_size,
         num_blocks=cache.num_blocks,
+        groups=tuple(kind_in_words(group.kind) for group in cache.groups.all),
+        publication=settings.publication,
+        alignment=cache.alignment,
+        smallest_hit=cache.smallest_hit,
         seed=source.seed,
         all=accounts.all,
         by_tenant=accounts.by_tenant,

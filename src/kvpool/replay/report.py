@@ -161,6 +161,13 @@ class ReplayReport:
     policy: str
     block_size: int
     num_blocks: int
+    groups: tuple[str, ...]
+    """The kinds of layers, in words."""
+    publication: str | int
+    alignment: int
+    """Hits end at multiples of this many tokens."""
+    smallest_hit: int | None
+    """The smallest prefix, in tokens, that can hit; None: none ever can."""
     seed: int | None
     all: Tally
     by_tenant: dict[str, Tally]
@@ -180,6 +187,7 @@ class ReplayReport:
         plain = {
             name: getattr(self, name) for name in ("trace", "mode", "raw", "policy", "block_size", "num_blocks", "seed")
         }
+        plain |= {name: getattr(self, name) for name in ("groups", "publication", "alignment", "smallest_hit")}
         plain |= _plain_tally(self.all)
         for name in (
             "num_refused",

@@ -9,9 +9,12 @@ from math import inf
 from typing import Protocol
 
 from kvpool.core.block_pool import MAX_BLOCKS
+from kvpool.core.manager import KVCacheManager
+from kvpool.core.publication import DEFAULT_PUBLICATION, Setting
 from kvpool.engine.roofline import ACCELERATORS, MODELS, StepTime, roofline
 from kvpool.engine.scheduler import SchedulerConfig
 from kvpool.errors import ConfigError
+from kvpool.plan.kinds import FullAttention, LayerKind
 from kvpool.replay.trace import TraceRequest
 
 DEFAULT_BLOCK_SIZE = 16
@@ -41,6 +44,8 @@ class ReplaySettings:
     """How a run is made. `block_size` None: the trace's own, 16 where it has none.
 
     `raw` (cache mode) counts every id of the trace as a full block and lets the last token hit, as cache studies do.
+    `groups` are the kinds of layers that share the pool, `publication` is what windows and states make findable, and
+    `drop_last_block` leaves out the last block found, for a draft model: see `KVCacheManager`.
     `separate_tenants` keeps the tenants of the trace apart, as salts do. `check` also runs the checking runner. Engine
     mode stops when its clock passes `stop_at_s`; requests that have not ended by then are in no percentile.
     """
@@ -50,6 +55,9 @@ class ReplaySettings:
     mode: str = "cache"
     raw: bool = False
     separate_tenants: bool = False
+    groups: tuple[LayerKind, ...] = (FullAttention(),)
+    publication: Setting = DEFAULT_PUBLICATION
+    drop_last_block: bool = False
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     step_time: StepTime = DEFAULT_STEP_TIME
     sample_every_s: float = inf
@@ -74,6 +82,18 @@ class ReplaySettings:
         if not self.sample_every_s > 0:
             raise ConfigError(f"sample_every_s is {self.sample_every_s}: more than 0 seconds")
 
+    def cache_for(self, source: Source) -> KVCacheManager:
+        """A new cache for a run over `source`."""
+        return KVCacheManager(
+            self.num_blocks,
+            self.block_size_for(source),
+            self.groups,
+            publication=self.publication,
+            drop_last_block=self.drop_last_block,
+            max_in_flight_tokens=self.scheduler.max_num_batched_tokens,
+            events=False,
+        )
+
     def block_size_for(self, source: Source) -> int:
-        """The block size of a run over `source`."""
+        """The block size of a run over `source`, where a group has none of its own."""
         return self.block_size or source.block_size or DEFAULT_BLOCK_SIZE
