@@ -1,28 +1,47 @@
 """What does one decode step of many running requests cost, kept as a batch, as a list, and call by call?
 
 Every request gets a random token a step; one in 16 fills a block, is hashed, committed and gets a new one. Prompts are
-32 to 47 tokens, so borders are spread evenly over the steps. Median over 96 steps.
+32 to 47 tokens, so borders are spread evenly over the steps. Then the same in more groups, of prompts that are longer
+than their windows, for every publication setting. Median over 96 steps.
 """
 
 import random
 from collections.abc import Callable, Sequence
 from itertools import cycle
+from typing import Any
 
 from medians import median_s, print_table
 
-from kvpool import KVCacheManager, Request
+from kvpool import FullAttention, KVCacheManager, LayerKind, Request, SlidingWindow, StateSpace
+from kvpool.core.publication import Setting
 
 VOCABULARY = 128_000
 STEPS = 96
 
 
-def running(num_requests: int, *, events: bool) -> tuple[KVCacheManager, list[Request]]:
+LAYOUTS: dict[str, tuple[LayerKind, ...]] = {
+    "1 full": (FullAttention(),),
+    "1 full, 1 window of 128": (FullAttention(), SlidingWindow(128)),
+    "1 full, 5 windows of 1,024": (FullAttention(), *[SlidingWindow(1024)] * 5),
+    "1 full, 3 states": (FullAttention(), *[StateSpace()] * 3),
+}
+
+
+def running(
+    num_requests: int,
+    *,
+    events: bool = False,
+    groups: Sequence[LayerKind] = (FullAttention(),),
+    publication: Setting = "ranked",
+    num_prompt_tokens: int = 32,
+) -> tuple[KVCacheManager, list[Request]]:
     """Requests whose prompts are computed and that have room for their first output."""
     rng = random.Random(1)
-    cache = KVCacheManager(num_requests * 20, events=events)
+    num_blocks = num_requests * (num_prompt_tokens // 16 + 18) * len(groups)
+    cache = KVCacheManager(num_blocks, groups=groups, publication=publication, events=events)
     requests = []
     for number in range(num_requests):
-        request = Request(f"r{number}", [rng.randrange(VOCABULARY) for _ in range(32 + number % 16)])
+        request = Request(f"r{number}", [rng.randrange(VOCABULARY) for _ in range(num_prompt_tokens + number % 16)])
         cache.allocate(request, request.num_tokens)
         cache.commit(request, request.num_tokens)
         request.append(0)
@@ -52,8 +71,10 @@ def by_call(cache: KVCacheManager, requests: Sequence[Request]) -> Callable[[lis
     return step
 
 
-def measure(num_requests: int, way: Callable[..., Callable[[list[int]], object]], *, events: bool = False) -> float:
-    cache, requests = running(num_requests, events=events)
+def measure(
+    num_requests: int, way: Callable[..., Callable[[list[int]], object]], *, events: bool = False, **layout: Any
+) -> float:
+    cache, requests = running(num_requests, events=events, **layout)
     rng = random.Random(2)
     tokens = cycle([[rng.randrange(VOCABULARY) for _ in requests] for _ in range(16)])
     step = way(cache, requests)
@@ -77,6 +98,19 @@ def main() -> None:
         rows.append((f"{num_requests:,}", *figures, f"{called / batch:.1f}"))
     columns = ("requests", "batch, us", "with events", "list, us", "calls, us", "calls / batch")
     print_table("One decode step, blocks of 16", columns, rows)
+    print_table("One decode step of 1,024 requests, by layout", ("groups", "publication", "us", "ratio"), _by_layout())
+
+
+def _by_layout() -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = []
+    single = 0.0
+    for name, groups in LAYOUTS.items():
+        settings: tuple[Setting, ...] = ("ranked", "dense", 0) if len(groups) > 1 else ("ranked",)
+        for publication in settings:
+            seconds = measure(1024, by_batch, groups=groups, publication=publication, num_prompt_tokens=1200)
+            single = single or seconds
+            rows.append((name, str(publication), f"{seconds * 1e6:,.0f}", f"{seconds / single:.1f}"))
+    return rows
 
 
 if __name__ == "__main__":
