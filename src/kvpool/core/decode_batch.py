@@ -68,7 +68,13 @@ class DecodeBatch:
         return self._lengths
 
     def add(self, requests: Sequence[RequestLike], tables: Sequence[BlockTable]) -> None:
-        """Rows at the end."""
+        """Rows at the end. UsageError, and nothing changes, when a token before the last has no room."""
+        for request, table in zip(requests, tables, strict=True):
+            if table.num_slots < request.num_tokens - 1:
+                raise UsageError(
+                    f"request {request.request_id!r} has {request.num_tokens} tokens and room for {table.num_slots}: "
+                    "allocate for it before it decodes"
+                )
         if not requests:
             return
         tokens = [request.token_ids for request in requests]
@@ -80,6 +86,12 @@ class DecodeBatch:
         self._limits = np.append(self._limits, list(map(_longest, requests)))
         rows = zip(requests, tables, lengths, strict=True)
         self.unserved += [request for request, table, length in rows if table.num_slots < length]
+
+    def publish_from(self, row: int, num_left: int) -> None:
+        """All tokens of this and the following rows but the last `num_left` are computed."""
+        for tokens, table in zip(self._tokens[row:], self._tables[row:], strict=True):
+            table.num_computed = max(table.num_computed, len(tokens) - num_left)
+        self._publisher.publish(self.requests[row:], self._tables[row:])
 
     def remove(self, leaving: Collection[RequestLike]) -> None:
         """Take rows out, the others keep their order. The tables of those that leave are up to date again.

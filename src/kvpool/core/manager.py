@@ -258,10 +258,9 @@ class KVCacheManager:
         """
         self._require_own(batch)
         table = self._require_alone(request)
-        self._validate_decoding(request, table)
-        self._publish_all_but(1, [request])
-        table.is_decoding = True
         batch.add([request], [table])
+        batch.publish_from(len(batch) - 1, 1)
+        table.is_decoding = True
 
     def step(self, requests: DecodeBatch | Sequence[RequestLike], token_ids: Sequence[int]) -> StepResult:
         """One decode step: all tokens of the requests are computed, and `token_ids[i]` comes next for the i-th.
@@ -276,9 +275,12 @@ class KVCacheManager:
         if isinstance(requests, DecodeBatch):
             self._require_own(requests)
             return requests.step(token_ids)
-        batch = self._batch_of(requests)
+        if len(set(requests)) != len(requests):
+            raise UsageError(f"{len(requests) - len(set(requests))} of {len(requests)} requests come twice in one step")
+        batch = self._new_batch()
+        batch.add(requests, list(map(self._require_alone, requests)))
         batch.validate(token_ids)
-        self._publish_all_but(0, requests)
+        batch.publish_from(0, 0)
         result = batch.step(token_ids)
         batch.settle()
         return result
@@ -448,36 +450,6 @@ class KVCacheManager:
         table.num_committed = min(table.num_committed, num_tokens)
         table.last_stop = num_tokens
         self._room.cut(table, num_tokens)
-
-    def _batch_of(self, requests: Sequence[RequestLike]) -> DecodeBatch:
-        """A batch for one step, whose requests stay alone."""
-        if len(set(requests)) != len(requests):
-            raise UsageError(f"{len(requests) - len(set(requests))} of {len(requests)} requests come twice in one step")
-        tables = list(map(self._require_alone, requests))
-        for request, table in zip(requests, tables, strict=True):
-            self._validate_decoding(request, table)
-        batch = self._new_batch()
-        batch.add(requests, tables)
-        return batch
-
-    def _validate_decoding(self, request: RequestLike, table: BlockTable) -> None:
-        if table.num_slots < request.num_tokens - 1:
-            raise UsageError(
-                f"request {request.request_id!r} has {request.num_tokens} tokens and room for {table.num_slots}: "
-                "allocate for it before it decodes"
-            )
-
-    def _publish_all_but(self, num_left: int, requests: Sequence[RequestLike]) -> None:
-        """All tokens of these requests but the last `num_left` are computed."""
-        tables = [self._tables[request.request_id] for request in requests]
-        for request, table in zip(requests, tables, strict=True):
-            table.num_computed = max(table.num_computed, len(request.token_ids) - num_left)
-        self._publisher.publish(requests, tables)
-
-    def _num_computed(self, table: BlockTable) -> int:
-        if not table.is_decoding:
-            return table.num_computed
-        return max(table.num_computed, table.request.num_tokens - 1)
 
     def _require_own(self, batch: DecodeBatch) -> None:
         if not batch.belongs_to(self._pool):

@@ -22,8 +22,8 @@ def cdiv(number: int, divisor: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class FullAttention:
-    """Layers that look at every earlier token; latent attention (MLA) too. `block_size` None: the cache's."""
+class _Everything:
+    """Nothing ever falls out of use."""
 
     block_size: int | None = None
 
@@ -41,8 +41,13 @@ class FullAttention:
         return ()
 
     def max_live_blocks(self, num_tokens: int, block_size: int, max_in_flight_tokens: int) -> int:
-        """All blocks of the request."""
+        """All blocks."""
         return cdiv(num_tokens, block_size)
+
+
+@dataclass(frozen=True, slots=True)
+class FullAttention(_Everything):
+    """Layers that look at every earlier token; latent attention (MLA) too. `block_size` None: the cache's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,30 +167,11 @@ class StateSpace:
 
 
 @dataclass(frozen=True, slots=True)
-class CrossAttention:
+class CrossAttention(_Everything):
     """Decoder layers that look at the encoder's output: blocks for the encoder's tokens, whatever the decoder does.
 
-    They are the request's own for its life, and are not looked up by prefix.
+    They are the request's own for its life, and are not looked up by prefix; `num_tokens` counts the encoder's tokens.
     """
-
-    block_size: int | None = None
-
-    num_sinks: ClassVar[int] = 0
-
-    def validate(self, block_size: int) -> None:
-        """Any block size will do."""
-
-    def first_live(self, num_tokens: int) -> int:
-        """0: the encoder's tokens all stay live."""
-        return 0
-
-    def slides(self, block_size: int) -> tuple[int, ...]:
-        """Never."""
-        return ()
-
-    def max_live_blocks(self, num_tokens: int, block_size: int, max_in_flight_tokens: int) -> int:
-        """Blocks of `num_tokens` encoder tokens."""
-        return cdiv(num_tokens, block_size)
 
 
 LayerKind: TypeAlias = FullAttention | SlidingWindow | ChunkedLocal | StateSpace | CrossAttention
