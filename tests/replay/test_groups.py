@@ -137,7 +137,7 @@ def test_a_report_names_its_layers(mode: str) -> None:
     kinds = (FullAttention(32), SlidingWindow(1_000, num_sinks=4), SlidingWindow(50), ChunkedLocal(64), StateSpace())
     report = run(prompts(160), kinds, 900, mode=mode, publication=64, drop_last_block=True)
     windows = ("sliding window 1,000 with 4 sinks", "sliding window 50")
-    assert report.groups == ("full attention", *windows, "chunks of 64", "state")
+    assert report.groups == ("full attention in blocks of 32", *windows, "chunks of 64", "state")
     assert (report.alignment, report.smallest_hit, report.publication, report.block_size) == (32, 64, 64, 16)
     plain = report.to_dict()
     assert [plain[name] for name in ("groups", "alignment", "smallest_hit", "publication")] == [

@@ -9,7 +9,7 @@ from kvpool.core.block_pool import MAX_GROUPS
 from kvpool.errors import ConfigError
 from kvpool.plan.kinds import ChunkedLocal, FullAttention, LayerKind, SlidingWindow, StateSpace
 
-HOW = "[N*]KIND[/BLOCK_SIZE],… with KIND one of full, window:W, window:W+SINKS, chunk:C, state, state:INTERVAL"
+HOW = "[N*]KIND[/BLOCK_SIZE],… with KIND one of full, window:W, window:W+SINKS, chunk:C, state, state:EVERY, state:none"
 _GROUP = re.compile(r"(?:(\d+)\*)?(full|window|chunk|state)(?::(\d+|none)(?:\+(\d+))?)?(?:/(\d+))?")
 
 

@@ -1,5 +1,6 @@
 """From a run that is over to its report: what both modes report alike."""
 
+from kvpool.core.groups import Group
 from kvpool.core.manager import KVCacheManager
 from kvpool.plan.kinds import kind_in_words
 from kvpool.replay.accounts import Accounts
@@ -16,14 +17,15 @@ def report_of(
     mean_held: float,
 ) -> ReplayReport:
     """The report of a run over `source`; a mode adds what it alone knows."""
+    block_size = cache.groups.all[0].block_size if len(cache.groups) == 1 else cache.block_size
     return ReplayReport(
         trace=source.name,
         mode=settings.mode,
         raw=settings.raw,
         policy=cache.policy,
-        block_size=cache.groups.all[0].block_size if len(cache.groups) == 1 else cache.block_size,
+        block_size=block_size,
         num_blocks=cache.num_blocks,
-        groups=tuple(kind_in_words(group.kind) for group in cache.groups.all),
+        groups=tuple(_in_words(group, block_size) for group in cache.groups.all),
         publication=settings.publication,
         alignment=cache.alignment,
         smallest_hit=cache.smallest_hit,
@@ -37,3 +39,8 @@ def report_of(
         peak_held=peak_held,
         mean_held=mean_held,
     )
+
+
+def _in_words(group: Group, block_size: int) -> str:
+    kind = kind_in_words(group.kind)
+    return kind if group.block_size == block_size else f"{kind} in blocks of {group.block_size:,}"
