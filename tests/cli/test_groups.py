@@ -149,7 +149,7 @@ def test_memory_is_divided_by_the_blocks_of_the_only_group(capsys: pytest.Captur
 def test_json_names_the_groups_and_what_they_mean_for_hits(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ("--groups", "full,2*window:64+4/32,chunk:96", "--publication", "96", "--drop-last-block")
     (report,) = reports(capsys, *arguments)
-    window = "sliding window 64 with 4 sinks"
+    window = "sliding window 64 with 4 sinks in blocks of 32"
     assert report["groups"] == ["full attention", window, window, "chunks of 96"]
     assert report["publication"] == 96
     assert (report["alignment"], report["smallest_hit"], report["block_size"]) == (32, 64, 16)
@@ -192,7 +192,7 @@ def test_a_draft_model_s_block_is_dropped_from_hits(capsys: pytest.CaptureFixtur
         (
             ["--groups", "full,window:64/48", "--publication", "dense", "--drop-last-block"],
             [
-                "2 groups: full attention, sliding window 64; publication dense",
+                "2 groups: full attention, sliding window 64 in blocks of 48; publication dense",
                 "hits end at multiples of 48 tokens; smallest prefix that can hit: 96 tokens",
             ],
         ),
