@@ -202,7 +202,7 @@ def test_a_draft_model_s_block_is_dropped_from_hits(capsys: pytest.CaptureFixtur
         (
             ["--groups", "full,state:none"],
             [
-                "2 groups: full attention, state; publication ranked",
+                "2 groups: full attention, state without checkpoints; publication ranked",
                 "no prefix can ever hit: a group of states keeps no checkpoints",
             ],
         ),

@@ -7,6 +7,7 @@ Owns: who holds a block, what was written into it and on top of what, under whic
 """
 
 from collections.abc import Iterable, Sequence
+from itertools import takewhile
 from math import gcd, lcm
 
 from tests.model.layers import Content, Expected, Layers, Prefixes, Record, Run
@@ -41,6 +42,8 @@ class Oracle:
         self.published: dict[tuple[int, int], list[int]] = {}
         self.records: dict[str, Record] = {}
         self.num_evictions = 0
+        self.seen: set[int] = set()
+        """Prefixes up to a common border that somebody computed, or brought from outside, since the last clear."""
         self._hasher = hasher
         self._prefixes = Prefixes()
 
@@ -63,6 +66,10 @@ class Oracle:
         lengths = range(self.align(min(limit, request.num_tokens)), 0, -self.alignment)
         found = next((n for n in lengths if all(self._serves(g, pids, n) for g in self.decoder)), 0)
         shared = next((n for n in lengths if all(self._serves(g, pids, n) for g in self.asked_first)), 0)
+        if not self.asked_first[0].is_full:
+            borders = range(self.alignment, lengths.start + 1 if lengths else 1, self.alignment)
+            seen = sum(1 for _ in takewhile(lambda n: pids[n] in self.seen, borders)) * self.alignment
+            shared = max(found, seen)
         hit = max(found - self.num_dropped, 0)
         return Expected(hit, found, shared, [self._found_ids(g, pids, hit) for g in self.groups])
 
@@ -253,6 +260,7 @@ class Oracle:
     def _publish_computed(self, record: Record) -> int:
         start, stop = record.committed, self.align(record.computed)
         record.committed = stop
+        self.seen.update(record.pids[n] for n in range(start + self.alignment, stop + 1, self.alignment))
         count = 0
         for g in self.decoder if start < stop else ():
             for index in range(start // g.size, stop // g.size):
@@ -305,4 +313,5 @@ class Oracle:
         """False, and nothing changed, while any request holds blocks."""
         for block in range(0 if any(self.holders) else len(self.content)):
             self.withdraw(block)
+        self.seen = self.seen if any(self.holders) else set()
         return not any(self.holders)

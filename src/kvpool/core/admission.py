@@ -110,15 +110,23 @@ class Admission:
             raise UsageError(
                 f"request {request.request_id!r} asks for room for {num_tokens} tokens: at least 1, or 0 beside a hit"
             )
-        if (hit.num_tokens or any(hit.block_ids)) and not self._is_current(request, hit):
+        if hit is not self.no_hit and not self._is_current(request, hit):
             raise UsageError(
                 f"request {request.request_id!r}: the hit is stale or of another request; match again before allocate"
             )
 
     def _is_current(self, request: RequestLike, hit: Hit) -> bool:
         """Whether these are the request's first blocks, as far as each group needs them."""
+        try:
+            return self._carries(request, hit)
+        except IndexError:
+            return False  # a block that this pool does not have
+
+    def _carries(self, request: RequestLike, hit: Hit) -> bool:
         if len(hit.block_ids) != len(self._groups) or hit.num_tokens % self._groups.alignment:
             return False
+        if not hit.num_tokens:
+            return not any(hit.block_ids)
         hashes = request.block_hashes(self._hasher)
         if self._groups.is_plain:
             stop = hit.num_tokens // self._block_sizes[0]

@@ -95,7 +95,7 @@ class Groups:
     `unit` is the number of tokens that are hashed at a time: all block sizes are multiples of it. Hits end at multiples
     of `alignment`, where blocks of all groups end. `drops_last_block`: a hit leaves out the last aligned block that was
     found. `bundles` are the groups that are looked up, those of the same kind and block size together, and groups that
-    keep everything first. `is_plain`: there is one group, and it keeps everything.
+    keep everything first. `keep_all`: some group keeps everything. `is_plain`: it is the only one.
     """
 
     def __init__(
@@ -106,6 +106,8 @@ class Groups:
         drops_last_block: bool = False,
         max_in_flight_tokens: int,
     ) -> None:
+        if isinstance(kinds, LayerKind):
+            raise ConfigError(f"groups is {kinds!r}: a list of kinds is needed, one for each group")
         if not kinds:
             raise ConfigError("no groups are given: at least 1, such as FullAttention()")
         if len(kinds) > MAX_GROUPS:
@@ -137,6 +139,7 @@ class Groups:
         self.bundles = _bundles(self.all)
         self.states = tuple(kind for kind in kinds if isinstance(kind, StateSpace))
         self.is_plain = len(self.all) == 1 and isinstance(self.all[0].kind, FullAttention)
+        self.keep_all = any(isinstance(group.kind, FullAttention) for group in self.all)
         self.are_windowed = any(group.is_windowed for group in self.all)
         self.decoder = tuple(group for group in self.all if not group.is_encoder)
 

@@ -28,9 +28,9 @@ class HitEnd(StrEnum):
 class Hit(NamedTuple):
     """The cached prefix of a request: `num_tokens` tokens in whole blocks, their ids group by group.
 
-    The null block stands where a group needs none. `num_shared_tokens` is how far the groups that are asked first,
-    those that keep everything, could have gone: where it is more than was hit, others lagged. It holds nothing: pass it
-    to `allocate` before the cache changes, or match again.
+    The null block stands where a group needs none. `num_shared_tokens` is how far the groups that keep everything could
+    have gone; where there are none, how far the prefix was computed by others lately. Where it is more than was hit,
+    windows or states lagged. It holds nothing: pass it to `allocate` before the cache changes, or match again.
     """
 
     num_tokens: int

@@ -92,7 +92,10 @@ class KVCacheManager:
         limit = request.num_tokens
         limit = limit - 1 if max_tokens is None else min(max_tokens, limit)
         found = longest_hit(self._pool, self.groups, request.block_hashes(self.hasher), limit)
-        return Hit(found.num_tokens, found.block_ids, self._reason(request, found, limit), found.num_shared)
+        shared = found.num_shared
+        if not self.groups.keep_all:
+            shared = max(found.num_found, self._publisher.num_seen(request, limit))
+        return Hit(found.num_tokens, found.block_ids, self._reason(request, found, limit), shared)
 
     def num_blocks_needed(
         self,
@@ -426,7 +429,7 @@ class KVCacheManager:
             if num_found and self.groups.drops_last_block:
                 return HitEnd.DROPPED
             return HitEnd.LAST_TOKEN if num_found < self.groups.align(request.num_tokens) else HitEnd.PARTIAL_BLOCK
-        if num_found < found.num_shared:
+        if num_found < found.num_shared and self.groups.keep_all:
             return HitEnd.LAGGING_GROUP
         return self._publisher.why_missing(request, num_found)
 

@@ -5,10 +5,11 @@ Knows nothing of: who decides that a block is computed.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby, repeat
+from itertools import groupby, repeat, takewhile
 
 from kvpool.core.block_pool import BlockPool, Lineage, Parent
 from kvpool.core.block_table import BlockTable
+from kvpool.core.eviction import RecentNames
 from kvpool.core.groups import Group, Groups
 from kvpool.core.hashing import BlockHasher
 from kvpool.core.hit import FirstBlocks, HitEnd
@@ -34,6 +35,8 @@ class Publisher:
         self._events = events
         self._num_sink_tokens = max(group.kind.num_sinks for group in groups.decoder)
         self._first_blocks = FirstBlocks()
+        # Where no group keeps everything, only this tells how much of a prompt others have computed before.
+        self._seen = RecentNames()
         self._steady = self._steady_ranks()
 
     def _steady_ranks(self) -> list[tuple[GroupId, bool]] | None:
@@ -68,6 +71,8 @@ class Publisher:
             if start == 0:
                 first = alignment // self._groups.unit
                 self._first_blocks.add(chain[first - 1], request.plain_name(self._hasher, first))
+            if not self._groups.keep_all:
+                self._seen.update(self._borders(chain, start, stop))
             table.num_committed = stop
             if table.num_computed == stop:
                 table.last_stop = stop
@@ -97,6 +102,8 @@ class Publisher:
         for group_id, is_spare in self._steady:
             block_ids = [table.block_ids[group_id][at] for table, at in zip(tables, places, strict=True)]
             self._pool.commit(block_ids, names, group_id, parents, spare=block_ids if is_spare else ())
+        if not self._groups.keep_all:
+            self._seen.update(names)
         for table in tables:
             table.num_committed = table.last_stop = table.num_computed
         if self._events is not None:
@@ -146,6 +153,17 @@ class Publisher:
                     self._collect(new, bundle, table, chain, part)
         new.commit(self._pool, self._groups.bundles)
 
+    def num_seen(self, request: RequestLike, limit: int) -> int:
+        """How many tokens of the request, at most `limit`, were computed lately, by common borders; found or not."""
+        chain = request.block_hashes(self._hasher)
+        borders = self._borders(chain, 0, self._groups.align(min(limit, len(chain) * self._groups.unit)))
+        return sum(1 for _ in takewhile(self._seen.__contains__, borders)) * self._groups.alignment
+
+    def _borders(self, chain: Sequence[BlockHash], start: int, stop: int) -> Sequence[BlockHash]:
+        """The names of the common borders behind `start`, up to `stop`."""
+        unit, every = self._groups.unit, self._groups.alignment // self._groups.unit
+        return chain[start // unit + every - 1 : stop // unit : every]
+
     def why_missing(self, request: RequestLike, num_found: int) -> HitEnd:
         """Why the blocks behind the first `num_found` tokens, up to the next common border, cannot be found."""
         chain, groups = request.block_hashes(self._hasher), self._groups
@@ -178,6 +196,7 @@ class Publisher:
     def forget(self) -> None:
         """The cache was cleared: old content is no longer a reason."""
         self._first_blocks = FirstBlocks()
+        self._seen = RecentNames()
 
     def _collect(
         self, new: "_New", bundle: Sequence[Group], table: BlockTable, chain: Sequence[BlockHash], run: Run

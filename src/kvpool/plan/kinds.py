@@ -143,11 +143,11 @@ class StateSpace:
     def __post_init__(self) -> None:
         if isinstance(self.checkpoints, str) and self.checkpoints != "none":
             raise ConfigError(f'checkpoints is {self.checkpoints!r}: "none", an interval in tokens, or None')
-        if isinstance(self.checkpoints, int) and self.checkpoints < 0:
+        if self.checkpoints not in (None, "none") and (not _is_whole(self.checkpoints) or int(self.checkpoints) < 0):
             raise ConfigError(f"checkpoints is {self.checkpoints}: an interval of 0 or more tokens")
-        if self.max_checkpoints is not None and self.max_checkpoints < 0:
+        if self.max_checkpoints is not None and (not _is_whole(self.max_checkpoints) or self.max_checkpoints < 0):
             raise ConfigError(f"max_checkpoints is {self.max_checkpoints}: 0 or more, or None for no limit")
-        if self.num_scratch_blocks < 0:
+        if not _is_whole(self.num_scratch_blocks) or self.num_scratch_blocks < 0:
             raise ConfigError(f"num_scratch_blocks is {self.num_scratch_blocks}: 0 or more")
 
     def validate(self, block_size: int) -> None:
@@ -193,7 +193,8 @@ def kind_in_words(kind: LayerKind) -> str:
         case CrossAttention():
             return "cross attention"
         case StateSpace():
-            return "state"
+            every = f" kept every {kind.checkpoints:,} tokens" if isinstance(kind.checkpoints, int) else ""
+            return "state without checkpoints" if kind.checkpoints == "none" else f"state{every}"
 
 
 def _largest_divisor(number: int, limit: int) -> int:
