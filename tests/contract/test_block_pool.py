@@ -636,8 +636,8 @@ def test_a_bad_block_takes_its_name_and_all_that_depends_on_it(pool: BlockPool) 
 
 def test_a_name_belongs_to_a_group_and_may_be_part_of_a_whole(grouped: BlockPool) -> None:
     blocks = taken(grouped, 3)
-    grouped.commit(blocks[:2], [b"x", b"y"], 1, [Lineage(None, None, 4, b"y", 8), None])
-    grouped.commit(blocks[2:], [b"z"], 2, [Lineage(b"y", b"y", 4, None, 0)])
+    grouped.commit(blocks[:2], [b"x", b"y"], 1, [Lineage(None, (), b"y", 8), None])
+    grouped.commit(blocks[2:], [b"z"], 2, [Lineage(b"y", ((b"y", 4),), None, 0)])
     assert [grouped.group_id(block) for block in blocks] == [1, 1, 2]
     assert [grouped.whole(block) for block in blocks] == [(b"y", 8), None, None]
 
@@ -651,7 +651,10 @@ def side_by_side(grouped: BlockPool) -> BlockPool:
     names = [b"a0", b"a1", b"a2", b"A", b"b0", b"b1", b"b2", b"B"]
     lineages = [
         Lineage(
-            b"A" if at > 3 else None, names[at - 1] if at else None, 4, None if at % 4 == 3 else whole, 12 - at % 4 * 4
+            b"A" if at > 3 else None,
+            ((names[at - 1], 4),) if at % 4 else (),
+            None if at % 4 == 3 else whole,
+            12 - at % 4 * 4,
         )
         for at, whole in enumerate([b"A"] * 4 + [b"B"] * 4)
     ]

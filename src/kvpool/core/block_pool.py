@@ -24,14 +24,13 @@ MAX_GROUPS = 256
 class Lineage(NamedTuple):
     """What a block depends on where blocks of several sizes lie side by side.
 
-    It goes with the last common border before it, with the block before it in its group, which ends `size` tokens
-    before it, and with what ends at the next common border, `num_left` tokens behind it, which it is a part of. None
-    where there is no such thing.
+    It goes with the last common border before it; with all that ends `inside`, between that border and its own end,
+    each named with the tokens between the two ends; and with what ends at the next common border, `num_left` tokens
+    behind it, which it is a part of. None where there is no such thing.
     """
 
     border: BlockHash | None
-    previous: BlockHash | None
-    size: int
+    inside: Sequence[tuple[BlockHash, int]]
     whole: BlockHash | None
     num_left: int
 
@@ -282,16 +281,16 @@ class BlockPool:
         for name, lineage in self._lineages():
             if lineage.border is not None:
                 behind.setdefault(lineage.border, []).append((name, MAX_BLOCKS))
-            if lineage.previous is not None:
-                behind.setdefault(lineage.previous, []).append((name, lineage.size))
+            for before, num_tokens in lineage.inside:
+                behind.setdefault(before, []).append((name, num_tokens))
             if lineage.whole is not None:
                 parts.setdefault(lineage.whole, []).append((name, lineage.num_left))
         num_bad, reached = dict(names), list(names)
         while reached:
             name = reached.pop()
-            before = num_bad[name]
-            found = [(child, min(before + more, MAX_BLOCKS)) for child, more in behind.get(name, ())]
-            found += [(part, before - num_left) for part, num_left in parts.get(name, ()) if num_left < before]
+            count = num_bad[name]
+            found = [(child, min(count + more, MAX_BLOCKS)) for child, more in behind.get(name, ())]
+            found += [(part, count - num_left) for part, num_left in parts.get(name, ()) if num_left < count]
             for other, count in found:
                 if count > num_bad.get(other, 0):
                     num_bad[other] = count
@@ -317,7 +316,7 @@ class BlockPool:
         """The name of every block that was computed on top of another, and what it depends on."""
         for name, parent in zip(self._names, self._parents, strict=True):
             if name is not None and parent is not None:
-                yield name, parent if isinstance(parent, Lineage) else Lineage(parent, None, 0, None, 0)
+                yield name, parent if isinstance(parent, Lineage) else Lineage(parent, (), None, 0)
 
     def _forget(self, block_ids: Sequence[BlockId]) -> int:
         """These blocks lose their names; the free ones go to the front of the queue."""

@@ -147,6 +147,11 @@ class Groups:
         return len(self.all)
 
     @cached_property
+    def inner_ends(self) -> tuple[int, ...]:
+        """Where blocks of some group end between two common borders, in tokens behind the first."""
+        return tuple(sorted({end for size in self.block_sizes for end in range(size, self.alignment, size)}))
+
+    @cached_property
     def block_sizes(self) -> tuple[int, ...]:
         """Of the groups that keep the decoder's tokens, each once: a new block is needed behind a multiple of one."""
         return tuple(sorted({group.block_size for group in self.decoder}))

@@ -229,17 +229,18 @@ class Publisher:
 
     def _parents(self, group: Group, chain: Sequence[BlockHash], run: Run) -> Sequence[Parent]:
         """Of each block of a run: names that leave the index whenever what it depends on turns out bad."""
-        if group.block_size == self._groups.alignment:
+        if self._groups.unit == self._groups.alignment:
             before = self._name_at(chain, run.start * group.block_size)
             return [before, *group.names(chain, run.start, run.stop - 1)]
         return [self._lineage(group, chain, at) for at in range(run.start, run.stop)]
 
     def _lineage(self, group: Group, chain: Sequence[BlockHash], at: int) -> Lineage:
-        start, end = at * group.block_size, (at + 1) * group.block_size
-        border = end + -end % self._groups.alignment
+        end = (at + 1) * group.block_size
+        before, border = self._groups.align(end - 1), end + -end % self._groups.alignment
+        ends = (before + offset for offset in self._groups.inner_ends if before + offset < end)
+        inside = tuple((chain[other // self._groups.unit - 1], end - other) for other in ends)
         whole = self._name_at(chain, border) if border > end else None
-        before = self._name_at(chain, self._groups.align(end - 1))
-        return Lineage(before, self._name_at(chain, start), group.block_size, whole, border - end)
+        return Lineage(self._name_at(chain, before), inside, whole, border - end)
 
     def _name_at(self, chain: Sequence[BlockHash], num_tokens: int) -> BlockHash | None:
         """What names the first tokens of the request; None for none of them."""
