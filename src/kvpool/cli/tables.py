@@ -140,7 +140,9 @@ def _facts(report: ReplayReport) -> Table:
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     table.add_column(style="dim")
     table.add_column(justify="right")
-    table.add_row("tokens computed again after eviction", f"{tally.recomputed_tokens:,}")
+    keeps_all = all(kind.startswith(kind_in_words(FullAttention())) for kind in report.groups)
+    cause = " after eviction" if keeps_all else ", evicted or not kept"
+    table.add_row(f"tokens computed again{cause}", f"{tally.recomputed_tokens:,}")
     table.add_row("evicted blocks", f"{report.evictions:,}")
     table.add_row("blocks held: peak, mean", f"{_percent(report.peak_held)}, {_percent(report.mean_held)}")
     if report.timing is not None:

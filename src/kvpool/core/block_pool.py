@@ -192,11 +192,12 @@ class BlockPool:
                 index.add_copy(name, block)
         assert not spare or self._ranked is not None, "a spare block in a pool without ranks"
         if len(self._indexes) > 1 or self._ranked is not None:
+            groups, is_spare, are_all_spare = self._groups, self._is_spare, len(spare) == len(block_ids)
             for block in block_ids:
-                self._groups[block] = group_id
-                self._is_spare[block] = False
-            for block in spare:
-                self._is_spare[block] = True
+                groups[block] = group_id
+                is_spare[block] = are_all_spare
+            for block in spare if not are_all_spare else ():
+                is_spare[block] = True
 
     def free(self, block_ids: Iterable[BlockId]) -> None:
         """One holder less for each of these blocks, in the order in which they should be evicted: tail first.

@@ -50,7 +50,7 @@ class Publication:
     * an interval in tokens: the tails of its multiples, and of a request's boundaries; 0: of the boundaries alone.
 
     A request's boundaries are the longest hit that the same prompt could have (its replay boundary), and where it left
-    a prefix that other groups still held when it was admitted (its junction).
+    a prefix that others had computed, and that could not be hit in full (its junction).
     """
 
     def __init__(self, setting: Setting, groups: Groups) -> None:

@@ -113,7 +113,8 @@ class Scheduler:
             needed = self.cache.max_blocks(request.num_prompt_tokens + outputs - 1, request.num_encoder_tokens)
             raise RefusedError(
                 f"request {request.request_id!r} can never fit: its {request.num_prompt_tokens} prompt tokens and up "
-                f"to {outputs} outputs need {needed} blocks, the pool has {self.cache.num_usable_blocks}"
+                f"to {outputs} outputs need {needed} blocks{self._in_flight()}, the pool has "
+                f"{self.cache.num_usable_blocks}"
             )
         if request.max_tokens is None:
             request.max_tokens = most
@@ -121,6 +122,11 @@ class Scheduler:
             raise UsageError(f"request {request.request_id!r} has all {request.max_tokens} outputs that it asks for")
         self._ids.add(request.request_id)
         self.waiting.append(request)
+
+    def _in_flight(self) -> str:
+        """What a promise about windows counts on, where there are any."""
+        groups = self.cache.groups
+        return f" with up to {groups.max_in_flight_tokens} tokens in flight" if groups.are_windowed else ""
 
     def abort(self, request: RequestLike) -> None:
         """The request leaves at once, wherever it is. Nothing that it had not computed can be found afterwards."""
