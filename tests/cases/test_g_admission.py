@@ -81,7 +81,7 @@ def test_G01_what_can_never_fit_is_refused_at_once() -> None:
     assert cache.max_tokens() == (NUM_BLOCKS - 1 - 5 * 193) * 32 == 417_792
     with pytest.raises(
         RefusedError,
-        match="417793 prompt tokens .* need 14022 blocks with up to 2048 tokens in flight, the pool has 14021",
+        match=r"417793 prompt tokens .* need 14022 blocks with up to 2048 tokens in flight, the pool has 14021",
     ):
         scheduler.add(Request("long", range(417_793), max_tokens=1))
     with pytest.raises(RefusedError, match="need 14022 blocks with up to 2048 tokens in flight, the pool has 14021"):
