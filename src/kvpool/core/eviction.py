@@ -107,17 +107,10 @@ class RankedLRU(LRU):
         return taken
 
     def remove(self, blocks: Iterable[BlockId]) -> None:
-        following, previous, border = self._next, self._previous, self._border
-        count = 0
-        for block in blocks:
-            before, after = previous[block], following[block]
-            following[before] = after
-            previous[after] = before
-            count += 1
-            if block == border:
-                border = before
-        self._border = border
-        self._length -= count
+        gone = set(blocks)
+        while self._border in gone:
+            self._border = self._previous[self._border]
+        super().remove(gone)
 
     def add_empty(self, blocks: Sequence[BlockId]) -> None:
         super().add_empty(blocks)

@@ -213,8 +213,8 @@ def _block_size(kind: LayerKind, default: int) -> int:
 
 
 def _bundles(groups: Sequence[Group]) -> tuple[tuple[Group, ...], ...]:
-    bundles: dict[tuple[LayerKind, int], list[Group]] = {}
+    bundles: dict[LayerKind, list[Group]] = {}
     for group in sorted(groups, key=lambda group: group.is_windowed):
         if not group.is_encoder:
-            bundles.setdefault((group.kind, group.block_size), []).append(group)
+            bundles.setdefault(group.kind, []).append(group)
     return tuple(tuple(bundle) for bundle in bundles.values())
