@@ -1,7 +1,6 @@
 """Layers to groups: layouts of known models, derived by hand, and what holds for all layouts."""
 
 import re
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from fractions import Fraction
@@ -440,10 +439,11 @@ def test_layer_i_of_a_kind_goes_to_group_i_mod_n(layers: Sequence[Attention]) ->
         assert groups == [tuple(names[index :: len(groups)]) for index in range(len(groups))]
 
 
-def test_a_thousand_layers_take_no_time() -> None:
+def test_ten_thousand_layers_find_a_place() -> None:
     layers = [
-        Attention(1 + i % 8, 128) if i % 3 else Attention(8, 128, kind=SlidingWindow(1 + i)) for i in range(1_000)
+        Attention(1 + i % 8, 128) if i % 3 else Attention(8, 128, kind=SlidingWindow(1 + i)) for i in range(10_000)
     ]
-    started = time.perf_counter()
-    group_layers(layers)
-    assert time.perf_counter() - started < 0.5
+    layout = group_layers(layers)
+    assert sorted(name for group in layout.groups for name in group.layers if isinstance(name, int)) == list(
+        range(10_000)
+    )
