@@ -17,7 +17,8 @@ from kvpool import (
     SlidingWindow,
     StateSpace,
 )
-from kvpool.core.groups import MAX_TOKENS, Groups
+from kvpool.core.groups import Groups
+from kvpool.plan.demand import MAX_TOKENS
 
 
 def make(*kinds: LayerKind, block_size: int = 4, in_flight: int = 8, drops: bool = False) -> Groups:

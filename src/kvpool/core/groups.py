@@ -11,11 +11,9 @@ from math import gcd, lcm
 
 from kvpool.core.block_pool import MAX_GROUPS
 from kvpool.errors import ConfigError
+from kvpool.plan.demand import MAX_TOKENS, max_blocks, max_tokens, scratch_blocks
 from kvpool.plan.kinds import CrossAttention, FullAttention, LayerKind, StateSpace, cdiv
 from kvpool.types import BlockHash, GroupId
-
-MAX_TOKENS = 2**31 - 1
-"""No request is longer: positions are int32 in the kernels."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +51,7 @@ class Group:
     @cached_property
     def num_scratch_blocks(self) -> int:
         """Blocks that a request holds beside its table."""
-        return self.kind.num_scratch_blocks if isinstance(self.kind, StateSpace) else 0
+        return scratch_blocks(self.kind)
 
     def names(self, chain: Sequence[BlockHash], start: int, stop: int) -> Sequence[BlockHash]:
         """The names of its full blocks start .. stop - 1 at most, from those of all hashing units."""
@@ -147,6 +145,11 @@ class Groups:
         return len(self.all)
 
     @cached_property
+    def kinds(self) -> tuple[LayerKind, ...]:
+        """The kind of every group, with its block size."""
+        return tuple(group.kind for group in self.all)
+
+    @cached_property
     def inner_ends(self) -> tuple[int, ...]:
         """Where blocks of some group end between two common borders, in tokens behind the first."""
         return tuple(sorted({end for size in self.block_sizes for end in range(size, self.alignment, size)}))
@@ -182,11 +185,7 @@ class Groups:
 
         Holds while no more than `max_in_flight_tokens` of it are in flight.
         """
-        return sum(
-            group.num_scratch_blocks
-            + self.max_live_blocks(group, num_encoder_tokens if group.is_encoder else num_tokens)
-            for group in self.all
-        )
+        return max_blocks(self.kinds, num_tokens, self.max_in_flight_tokens, num_encoder_tokens)
 
     def max_live_blocks(self, group: Group, num_tokens: int) -> int:
         """The most blocks that one request's table of this group holds at any time."""
@@ -194,14 +193,7 @@ class Groups:
 
     def max_tokens(self, num_blocks: int, num_encoder_tokens: int = 0) -> int:
         """The longest request that these blocks hold: `max_blocks` turned round. At most MAX_TOKENS."""
-        fits, too_long = 0, MAX_TOKENS + 1
-        while too_long - fits > 1:
-            middle = (fits + too_long) // 2
-            if self.max_blocks(middle, num_encoder_tokens) <= num_blocks:
-                fits = middle
-            else:
-                too_long = middle
-        return fits
+        return max_tokens(lambda num_tokens: self.max_blocks(num_tokens, num_encoder_tokens), num_blocks)
 
 
 def _block_size(kind: LayerKind, default: int) -> int:
