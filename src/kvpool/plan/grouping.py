@@ -18,13 +18,14 @@ Knows nothing of: how many blocks there are, how long requests are.
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from math import lcm
 from typing import TypeAlias, TypeVar
 
 from kvpool.errors import ConfigError
 from kvpool.plan.kinds import cdiv
 from kvpool.plan.layout import Alternative, Group, Layout
 from kvpool.plan.pages import CachedLayer, LayerName, LayerPage, own_pages, padded_pages, raised_pages, stacked_pages
-from kvpool.plan.spec import CachedSpec, EncoderOnly, LayerSpec, SharedKV, require_whole
+from kvpool.plan.spec import CachedSpec, EncoderOnly, Latent, LayerSpec, SharedKV, require_whole
 
 Layers: TypeAlias = (
     Mapping[LayerName, LayerSpec] | Mapping[int, LayerSpec] | Mapping[str, LayerSpec] | Sequence[LayerSpec]
@@ -49,14 +50,39 @@ def group_layers(layers: Layers, block_size: int = 16, tp: int = 1) -> Layout:
 
 def layouts(layers: Layers, block_size: int = 16, tp: int = 1) -> tuple[Layout, ...]:
     """Every layout that works, least waste first. `group_layers` takes the first."""
-    specs = _named(layers)
+    cached, shared, uncached = _sorted_out(_named(layers), block_size, tp)
+    whole = lcm(block_size, *(layer.spec.compression for layer in cached if isinstance(layer.spec, Latent)))
+    found = sorted(_candidates(cached, whole), key=lambda layout: layout.waste.share)
+    return tuple(replace(layout, shared=shared, uncached=uncached) for layout in found)
+
+
+def layout_of_vllm(layers: Layers, block_size: int, tp: int, most_uneven: float) -> Layout:
+    """The layout that vLLM makes: block sizes raised until pages are equal, what cannot be raised is padded.
+
+    Groups have the layers of the rarest kind; those of the commonest while these are fewer than `most_uneven` times.
+    """
+    cached, shared, uncached = _sorted_out(_named(layers), block_size, tp)
+    kinds = _buckets(cached, lambda layer: layer.kind)
+    for kind in kinds:
+        kind.validate(block_size)
+    if len(kinds) < 2:
+        (layout,) = _candidates(cached, block_size)
+    else:
+        buckets = _buckets(raised_pages(cached, block_size), lambda page: page.kind).values()
+        rarest, *_, commonest = sorted(map(len, buckets))
+        layout = _padded_groups(buckets, commonest if commonest < most_uneven * rarest else rarest)
+    return replace(layout, shared=shared, uncached=uncached)
+
+
+def _sorted_out(
+    specs: Mapping[LayerName, LayerSpec], block_size: int, tp: int
+) -> tuple[list[CachedLayer], tuple[tuple[LayerName, LayerName], ...], tuple[LayerName, ...]]:
+    """Layers that keep something, those that read another's, and those that keep nothing."""
     require_whole("block_size", block_size, 1)
     require_whole("tp", tp, 1)
     cached = [CachedLayer(name, spec, tp) for name, spec in specs.items() if isinstance(spec, CachedSpec)]
     shared = tuple((name, spec.source) for name, spec in specs.items() if isinstance(spec, SharedKV))
-    uncached = tuple(name for name, spec in specs.items() if isinstance(spec, EncoderOnly))
-    found = sorted(_candidates(cached, block_size), key=lambda layout: layout.waste.share)
-    return tuple(replace(layout, shared=shared, uncached=uncached) for layout in found)
+    return cached, shared, tuple(name for name, spec in specs.items() if isinstance(spec, EncoderOnly))
 
 
 def _candidates(layers: Sequence[CachedLayer], block_size: int) -> list[Layout]:

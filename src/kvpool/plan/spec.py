@@ -56,6 +56,10 @@ class Attention:
         head_bytes = _bytes_of(sum(widths), self.element_bytes) + self.scale_bytes * len(widths)
         return heads_per_rank(self.num_kv_heads, tp, "KV heads") * head_bytes
 
+    def content_bytes(self, num_tokens: int, tp: int = 1) -> int:
+        """What so many tokens take, block or no block."""
+        return num_tokens * self.token_bytes(tp)
+
     def page_bytes(self, block_size: int, tp: int = 1) -> int:
         """What a block of `block_size` tokens takes on one of `tp` ranks."""
         return require_whole("block_size", block_size, 1) * self.token_bytes(tp)
@@ -103,29 +107,41 @@ class Latent:
     scale_bytes: int = 0
     """For the whole token."""
     index: IndexCache | None = None
+    compression: int = 1
+    """So many tokens share one latent (DeepSeek V4: 4 or 128), and a block holds a whole number of them."""
+    page_multiple: int = 1
+    """Pages are whole multiples of so many bytes, and may be padded; 1: kernels read them page after page."""
     kind: TokenKind = FullAttention()  # noqa: RUF009
 
-    can_pad: ClassVar[bool] = False
-    """Kernels read latent pages as one piece, page after page."""
-
     def __post_init__(self) -> None:
-        require_whole("kv_lora_rank", self.kv_lora_rank, 1)
+        for name in ("kv_lora_rank", "compression", "page_multiple"):
+            require_whole(name, getattr(self, name), 1)
         require_whole("rope_dim", self.rope_dim, 0)
         require_whole("scale_bytes", self.scale_bytes, 0)
         _require_kind(self.kind, TokenKind)
         _bytes_of(1, self.element_bytes)
         _bytes_of(1, self._rope_element_bytes)
 
+    @property
+    def can_pad(self) -> bool:
+        """Whether a page may be larger than what it keeps."""
+        return self.page_multiple > 1
+
     def token_bytes(self, tp: int = 1) -> int:
-        """What a token takes on one of `tp` ranks: the same however many."""
+        """What a token takes on one of `tp` ranks, or as many as share a latent: the same however many ranks."""
         require_whole("tp", tp, 1)
         latent = _bytes_of(self.kv_lora_rank, self.element_bytes) + self.scale_bytes
         index = 0 if self.index is None else self.index.token_bytes
         return latent + _bytes_of(self.rope_dim, self._rope_element_bytes) + index
 
+    def content_bytes(self, num_tokens: int, tp: int = 1) -> int:
+        """What so many tokens take, block or no block."""
+        return cdiv(num_tokens, self.compression) * self.token_bytes(tp)
+
     def page_bytes(self, block_size: int, tp: int = 1) -> int:
         """What a block of `block_size` tokens takes on one of `tp` ranks."""
-        return require_whole("block_size", block_size, 1) * self.token_bytes(tp)
+        kept = self.content_bytes(require_whole("block_size", block_size, 1), tp)
+        return cdiv(kept, self.page_multiple) * self.page_multiple
 
     @property
     def _rope_element_bytes(self) -> float:
@@ -180,6 +196,10 @@ class State:
             )
         groups = heads_per_rank(self.num_groups, tp, "groups of state heads") if self.group_bytes else 0
         return (self.conv_bytes + self.recurrent_bytes) // tp + groups * self.group_bytes
+
+    def content_bytes(self, num_tokens: int, tp: int = 1) -> int:
+        """`state_bytes`, however many tokens."""
+        return self.state_bytes(tp) if num_tokens else 0
 
     def page_bytes(self, block_size: int, tp: int = 1) -> int:
         """`state_bytes`, whatever the block size: a block keeps one state."""
