@@ -24,9 +24,11 @@ from kvpool.core.publication import DEFAULT_PUBLICATION, Publication, Setting
 from kvpool.core.publisher import Publisher
 from kvpool.core.request import RequestLike
 from kvpool.core.room import Room
-from kvpool.errors import UsageError
+from kvpool.errors import ConfigError, UsageError
 from kvpool.events import Event, EventLog
+from kvpool.plan import demand
 from kvpool.plan.kinds import FullAttention, LayerKind
+from kvpool.plan.memory import Plan
 from kvpool.stats import CacheStats, Usage
 from kvpool.types import NULL_BLOCK, BlockHash, BlockId, GroupId, RequestId
 
@@ -74,6 +76,33 @@ class KVCacheManager:
         self._batches: WeakSet[DecodeBatch] = WeakSet()
         self._max_tokens: dict[int, int] = {}
         self._warn_of_large_hits()
+
+    @classmethod
+    def from_plan(
+        cls,
+        plan: Plan,
+        *,
+        publication: Setting = DEFAULT_PUBLICATION,
+        drop_last_block: bool = False,
+        seed: str = DEFAULT_SEED,
+        events: bool = True,
+    ) -> "KVCacheManager":
+        """The cache of a plan: its blocks, its groups, its chunk. It admits by the formula that the plan promised by.
+
+        ConfigError when the plan has no block to give.
+        """
+        if plan.num_usable_blocks < 1:
+            raise ConfigError(f"the plan has {plan.num_blocks} blocks: the null block and at least 1 more are needed")
+        return cls(
+            plan.num_blocks,
+            demand.size_of(plan.kinds[0]),
+            plan.kinds,
+            publication=publication,
+            drop_last_block=drop_last_block,
+            max_in_flight_tokens=plan.deployment.max_num_batched_tokens,
+            seed=seed,
+            events=events,
+        )
 
     # -- verbs
 
