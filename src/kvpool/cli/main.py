@@ -1,6 +1,7 @@
 """`kvpool`: which command was asked for, and how mistakes are told.
 
-Exit codes: 0 done, 2 the user's mistake (one line on standard error, never a traceback).
+Exit codes: 0 done, 1 the answer is no (it does not fit), 2 the user's mistake (one line on standard error, never a
+traceback).
 """
 
 import argparse
@@ -13,7 +14,7 @@ from typing import NoReturn
 from kvpool.errors import KVPoolError, MissingExtraError
 
 try:
-    from kvpool.cli import replay
+    from kvpool.cli import replay, size
 except MissingExtraError as error:
     missing: MissingExtraError | None = error
 else:
@@ -35,6 +36,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"kvpool {version('kvpool')}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     replay.add_command(commands)
+    size.add_command(commands)
     return parser
 
 
@@ -46,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _mistake("standard output is closed, and results go there")
     options = _parser().parse_args(arguments)
     try:
-        options.run(options)
+        answer: int = options.run(options)
         sys.stdout.flush()
     except KVPoolError as error:
         return _mistake(str(error))
@@ -60,6 +62,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         _discard_output()
         return _mistake(f"cannot write the result: {error.strerror or error}")
+    else:
+        return answer
     return 0
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from kvpool.cli.layers import HOW, read_groups
 from kvpool.cli.progress import progress_bar
-from kvpool.cli.tables import print_report, print_sweep
+from kvpool.cli.replay_tables import print_report, print_sweep
 from kvpool.core.publication import DEFAULT_PUBLICATION, SETTINGS, Setting
 from kvpool.engine.roofline import ACCELERATORS, MODELS, StepTime, roofline
 from kvpool.engine.scheduler import SchedulerConfig
@@ -167,7 +167,7 @@ def _sweep(text: str) -> tuple[str, list[Any]]:
         raise argparse.ArgumentTypeError(f"{text!r}: values of {name} are {SWEPT[name].__name__}s") from None
 
 
-def run(options: argparse.Namespace) -> None:
+def run(options: argparse.Namespace) -> int:
     """Make the runs that were asked for, and print them in the order asked."""
     swept = dict(options.sweep)
     if len(swept) < len(options.sweep):
@@ -183,6 +183,7 @@ def run(options: argparse.Namespace) -> None:
         print_report(next(reports))
     else:
         print_sweep(list(reports), points)
+    return 0
 
 
 def _points(swept: dict[str, list[Any]]) -> Iterator[dict[str, Any]]:

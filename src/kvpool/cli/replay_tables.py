@@ -8,36 +8,27 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
-from kvpool.errors import MissingExtraError
+from kvpool.cli.console import Console, Table, plain, show, table
 from kvpool.plan.kinds import FullAttention, kind_in_words
 from kvpool.replay.report import Percentiles, ReplayReport, Tally, Timing
 
-try:
-    from rich import box
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
-except ImportError as error:
-    raise MissingExtraError("rich", "replay") from error
-
 _MAX_ROWS = 12
-_WIDEST = 1000
 
 
 def print_report(report: ReplayReport) -> None:
     """One run, on standard output."""
     console = Console(highlight=False)
-    console.print(f"[bold]{_plain(report.trace)}[/]")
+    console.print(f"[bold]{plain(report.trace)}[/]")
     console.print(_size(report))
     for line in _groups([report]):
         console.print(line)
-    _show(console, _hits(report.all))
-    _show(console, _facts(report))
+    show(console, _hits(report.all))
+    show(console, _facts(report))
     if report.timing is not None:
-        _show(console, _times(report.timing))
+        show(console, _times(report.timing))
     for title, tallies in (("tenant", report.by_tenant), ("turn", dict(sorted(report.by_turn.items())))):
         if tallies:
-            _show(console, _breakdown(title, tallies.items()))
+            show(console, _breakdown(title, tallies.items()))
             if len(tallies) > _MAX_ROWS:
                 console.print(f"[dim]… and {len(tallies) - _MAX_ROWS} more (--json has all)[/]")
     for line in _notes(report):
@@ -50,7 +41,7 @@ def print_sweep(reports: Sequence[ReplayReport], points: Sequence[dict[str, Any]
     first = reports[0]
     totals = {report.all.total_tokens for report in reports}
     total = f", {totals.pop():,} prompt tokens" if len(totals) == 1 else ""
-    console.print(f"[bold]{_plain(first.trace)}[/]")
+    console.print(f"[bold]{plain(first.trace)}[/]")
     console.print(f"{_mode(first)}, {first.policy}, {len(reports)} runs{total}")
     for line in _groups(reports):
         console.print(line)
@@ -60,13 +51,13 @@ def print_sweep(reports: Sequence[ReplayReport], points: Sequence[dict[str, Any]
     times = ("pre-\nempted", "TTFT\np50, s", "TTFT\np99, s") if first.timing is not None else ()
     refused = ("refused",) if any(report.num_refused for report in reports) else ()
     rates = ("hit\nrate", "infinite\ncache", "block\nrate")
-    table = _table("blocks", *headings, *tokens, *rates, "evicted", *times, *refused)
+    rows = table("blocks", *headings, *tokens, *rates, "evicted", *times, *refused)
     for report, point in zip(reports, points, strict=True):
         counted = (f"{report.all.hit_tokens:,}", f"{report.all.total_tokens:,}")[: len(tokens)]
         last = (f"{report.num_refused:,}",)[: len(refused)]
         own = (str(point[name]) for name in given)
-        table.add_row(f"{report.num_blocks:,}", *own, *counted, *_sweep_cells(report), *last)
-    _show(console, table)
+        rows.add_row(f"{report.num_blocks:,}", *own, *counted, *_sweep_cells(report), *last)
+    show(console, rows)
     if first.num_skipped_lines:
         console.print(f"[yellow]{first.num_skipped_lines:,} bad lines skipped[/]")
     for line in _notes(first):
@@ -114,8 +105,8 @@ def _mode(report: ReplayReport) -> str:
 
 
 def _hits(tally: Tally) -> Table:
-    table = _table("hits", "hit", "of", "rate", "infinite cache", "rate")
-    table.add_row(
+    rows = table("hits", "hit", "of", "rate", "infinite cache", "rate")
+    rows.add_row(
         "prompt tokens",
         f"{tally.hit_tokens:,}",
         f"{tally.total_tokens:,}",
@@ -123,7 +114,7 @@ def _hits(tally: Tally) -> Table:
         f"{tally.ideal_hit_tokens:,}",
         _percent(tally.ideal_token_hit_rate),
     )
-    table.add_row(
+    rows.add_row(
         "full blocks",
         f"{tally.hit_blocks:,}",
         f"{tally.total_blocks:,}",
@@ -131,8 +122,8 @@ def _hits(tally: Tally) -> Table:
         f"{tally.ideal_hit_blocks:,}",
         _percent(tally.ideal_block_hit_rate),
     )
-    table.add_row("mean of requests", "", f"{tally.num_requests:,}", _percent(tally.mean_request_hit_rate), "", "")
-    return table
+    rows.add_row("mean of requests", "", f"{tally.num_requests:,}", _percent(tally.mean_request_hit_rate), "", "")
+    return rows
 
 
 def _facts(report: ReplayReport) -> Table:
@@ -158,11 +149,11 @@ def _facts(report: ReplayReport) -> Table:
 
 
 def _times(timing: Timing) -> Table:
-    table = _table("seconds", "mean", "p50", "p90", "p99", "max")
-    _add_times(table, "queueing", timing.queueing_s)
-    _add_times(table, "time to first token", timing.time_to_first_token_s)
-    _add_times(table, "end to end", timing.end_to_end_s)
-    return table
+    rows = table("seconds", "mean", "p50", "p90", "p99", "max")
+    _add_times(rows, "queueing", timing.queueing_s)
+    _add_times(rows, "time to first token", timing.time_to_first_token_s)
+    _add_times(rows, "end to end", timing.end_to_end_s)
+    return rows
 
 
 def _add_times(table: Table, what: str, times: Percentiles) -> None:
@@ -170,17 +161,17 @@ def _add_times(table: Table, what: str, times: Percentiles) -> None:
 
 
 def _breakdown(title: str, tallies: Iterable[tuple[object, Tally]]) -> Table:
-    table = _table(title, "requests", "hit tokens", "of", "rate", "infinite cache")
+    rows = table(title, "requests", "hit tokens", "of", "rate", "infinite cache")
     for name, tally in islice(tallies, _MAX_ROWS):
-        table.add_row(
-            _plain(str(name)),
+        rows.add_row(
+            plain(str(name)),
             f"{tally.num_requests:,}",
             f"{tally.hit_tokens:,}",
             f"{tally.total_tokens:,}",
             _percent(tally.token_hit_rate),
             _percent(tally.ideal_token_hit_rate),
         )
-    return table
+    return rows
 
 
 def _notes(report: ReplayReport) -> Iterator[str]:
@@ -193,26 +184,6 @@ def _notes(report: ReplayReport) -> Iterator[str]:
         )
     if not report.all.ideal_hit_tokens and report.smallest_hit == report.all.block_size:
         yield "No prompt repeats a full block of another: no cache of any size can help this traffic."
-
-
-def _table(first: str, *others: str) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    table.add_column(first)
-    for name in others:
-        table.add_column(name, justify="right", no_wrap=True)
-    return table
-
-
-def _show(console: Console, table: Table) -> None:
-    """Print a table whole: in a terminal that is too narrow its lines wrap, and no digit is lost."""
-    needed = console.measure(table, options=console.options.update(width=_WIDEST)).maximum
-    wide = Console(highlight=False, width=max(console.width, needed))
-    wide.print(table)
-
-
-def _plain(name: str) -> str:
-    """A name from a file: shown as it is, without becoming markup or moving the cursor."""
-    return escape("".join(letter if letter.isprintable() else "?" for letter in name))
 
 
 def _percent(share: float) -> str:

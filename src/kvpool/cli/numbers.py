@@ -1,0 +1,70 @@
+"""Numbers as they are typed on a command line.
+
+Knows nothing of: what they count.
+"""
+
+import argparse
+import re
+from fractions import Fraction
+
+from kvpool.errors import ConfigError
+from kvpool.plan.devices import device
+
+MOST_GIB = 2**30
+_LENGTH = re.compile(r"(\d[\d_]*(?:\.\d+)?)([kmKM]?)")
+_TIMES = {"": 1, "k": 1000, "m": 1000**2, "K": 1024, "M": 1024**2}
+
+
+def count(text: str) -> int:
+    """A whole number of 1 or more."""
+    if not text.replace("_", "").isdigit() or int(text.replace("_", "")) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of 1 or more")
+    return int(text.replace("_", ""))
+
+
+def length(text: str) -> int:
+    """Tokens, as vLLM reads them: 8192, 32k for 32,000, 32K for 32,768, 25.6k."""
+    match = _LENGTH.fullmatch(text)
+    tokens = Fraction(match[1].replace("_", "")) * _TIMES[match[2]] if match else Fraction(0)
+    if tokens < 1 or tokens.denominator != 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no length: 8192, 32k for 32,000 or 32K for 32,768 tokens")
+    return int(tokens)
+
+
+def share(text: str) -> float:
+    """More than 0 and at most 1."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no share: more than 0 and at most 1, such as 0.92")
+    return value
+
+
+def gib(text: str) -> tuple[int, ...]:
+    """Bytes, from GiB: one figure, or one for each stage."""
+    try:
+        values = [Fraction(part) for part in text.split(",")]
+    except (ValueError, ZeroDivisionError):
+        values = []
+    if not values or not all(0 < value < MOST_GIB for value in values):
+        raise argparse.ArgumentTypeError(f"{text!r} is no memory in GiB: 40, 27.5, or 24,40 for two stages")
+    return tuple(int(value * 2**30) for value in values)
+
+
+def size(text: str) -> int:
+    """Bytes, from a size with its unit: 20GB is decimal, 18.6GiB binary."""
+    try:
+        found = device(text)
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    if found.architecture is not None:
+        raise argparse.ArgumentTypeError(f"{text!r} is a device: a size with its unit is needed, such as 20GB")
+    return found.total_bytes
+
+
+def stages(text: str) -> int | tuple[int, ...]:
+    """How many pipeline stages, or how many layers each has."""
+    parts = tuple(count(part) for part in text.split(","))
+    return parts[0] if len(parts) == 1 else parts
