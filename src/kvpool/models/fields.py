@@ -88,6 +88,7 @@ class Fields:
         self._aliases = aliases or {}
         self._defaults = defaults or {}
         self._read: set[str] = set()
+        self._found: dict[str, Any] = {}
 
     def names(self, name: str) -> tuple[str, ...]:
         """All names that `name` may have in the file."""
@@ -99,6 +100,11 @@ class Fields:
 
     def get(self, name: str) -> Any:
         """The value, or None where neither the file nor the class has one."""
+        if name not in self._found:
+            self._found[name] = self._find(name)
+        return self._found[name]
+
+    def _find(self, name: str) -> Any:
         for path in self.names(name):
             value = self._at(path)
             if value is not _ABSENT and value is not None:

@@ -6,8 +6,9 @@ weights are like. Buffers are not counted: the corrections of routers, tables of
 Knows nothing of: bytes, quantisation, ranks.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from kvpool.errors import ConfigError
 from kvpool.models.experts import (
@@ -56,6 +57,13 @@ _NO_ATTENTION = ("state", "cross", "none")
 """All other words are of attention to the tokens of the request itself."""
 
 
+def _lists(fields: Fields, num_layers: int) -> list[Sequence[Any]]:
+    """The fields that have an entry for each layer, those of inner objects too."""
+    values = list(fields.config.values())
+    values += [inner for value in values if isinstance(value, Mapping) for inner in value.values()]
+    return [value for value in values if isinstance(value, str | list | tuple) and len(value) >= num_layers]
+
+
 class _Counter:
     """The weights of one model."""
 
@@ -67,7 +75,8 @@ class _Counter:
         self._hidden = fields.whole("hidden_size")
         self._has_experts = layers_with_experts(fields, len(words))
         self._num_own = len(words) - fields.whole_or("num_shared_layers", 0)
-        self._same: dict[Weights, Weights] = {}
+        self._alike: dict[tuple[object, ...], Weights] = {}
+        self._lists = _lists(fields, len(words))
 
     def parameters(self) -> Parameters:
         layers = tuple(self._interned(index) for index in range(len(self._words)))
@@ -81,9 +90,14 @@ class _Counter:
         )
 
     def _interned(self, index: int) -> Weights:
-        """Layers alike are one tuple."""
-        layer = tuple(self._layer(index, self._words[index]))
-        return self._same.setdefault(layer, layer)
+        """Layers alike are one tuple: those of which all lists say the same."""
+        key = (
+            *(self._words[index], self._has_experts[index], index < self._num_own, index == 0),
+            *(str(entries[index]) for entries in self._lists),
+        )
+        if key not in self._alike:
+            self._alike[key] = tuple(self._layer(index, self._words[index]))
+        return self._alike[key]
 
     def _layer(self, index: int, word: str) -> Iterator[Weight]:
         yield from self._norms(1 if self._traits.one_mixer else self._num_norms())

@@ -7,6 +7,7 @@ twice. Weights with several copies are the experts of a layer.
 Knows nothing of: configuration files, bytes, ranks.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
@@ -78,12 +79,12 @@ class Parameters:
     @property
     def total(self) -> int:
         """All parameters, without draft layers; a tied head counts once."""
-        return sum(weight.num_elements for weight in self)
+        return sum(times * weight.num_elements for weight, times in self._counted())
 
     @property
     def active(self) -> int:
         """Those that a token of text goes through, embeddings and head included: no towers, and its own experts."""
-        return sum(weight.num_active_elements for weight in self if weight.part != Part.TOWER)
+        return sum(times * weight.num_active_elements for weight, times in self._counted() if weight.part != Part.TOWER)
 
     @property
     def in_draft(self) -> int:
@@ -97,6 +98,13 @@ class Parameters:
     def of_layer(self, index: int, *parts: Part) -> int:
         """The parameters of layer `index`, or of some parts of it."""
         return num_elements(weight for weight in self.layers[index] if not parts or weight.part in parts)
+
+    def _counted(self) -> Iterator[tuple[Weight, int]]:
+        """Every weight once, and how many layers have it."""
+        alike = {id(layer): layer for layer in self.layers}
+        for layer, times in Counter(map(id, self.layers)).items():
+            yield from ((weight, times) for weight in alike[layer])
+        yield from ((weight, 1) for weight in chain(self.first, self.last))
 
     def __iter__(self) -> Iterator[Weight]:
         yield from chain(self.first, *self.layers, self.last)

@@ -80,7 +80,12 @@ def _sorted_out(
     """Layers that keep something, those that read another's, and those that keep nothing."""
     require_whole("block_size", block_size, 1)
     require_whole("tp", tp, 1)
-    cached = [CachedLayer(name, spec, tp) for name, spec in specs.items() if isinstance(spec, CachedSpec)]
+    sizes: dict[CachedSpec, dict[int, int]] = {}
+    cached = [
+        CachedLayer(name, spec, tp, sizes.setdefault(spec, {}))
+        for name, spec in specs.items()
+        if isinstance(spec, CachedSpec)
+    ]
     shared = tuple((name, spec.source) for name, spec in specs.items() if isinstance(spec, SharedKV))
     return cached, shared, tuple(name for name, spec in specs.items() if isinstance(spec, EncoderOnly))
 

@@ -95,11 +95,11 @@ class Layout:
     def waste(self) -> Waste:
         kept = sum(group.kept_bytes for group in self.groups)
         padding = [_padding(groups) for groups in self._groups_by_kind()]
-        pages = [page for group in self.groups for page in group.pages]
+        pages = {(page.page_bytes, page.kept_bytes) for group in self.groups for page in group.pages}
         return Waste(
             num_padding_layers=sum(group.num_padding_layers for group in self.groups),
             padding_layers_share=max(padding, default=Fraction(0)),
-            page_share=max((Fraction(page.page_bytes, page.kept_bytes) - 1 for page in pages), default=Fraction(0)),
+            page_share=max((Fraction(size, kept) - 1 for size, kept in pages), default=Fraction(0)),
             share=1 - Fraction(kept, len(self.groups) * self.block_bytes) if self.groups else Fraction(0),
         )
 

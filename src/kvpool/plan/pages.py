@@ -8,7 +8,8 @@ Knows nothing of: groups, how many layers there are of a kind.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from math import gcd, isqrt
 from typing import TypeAlias
 
@@ -29,6 +30,8 @@ class CachedLayer:
     name: LayerName
     spec: CachedSpec
     tp: int
+    sizes: dict[int, int] = field(default_factory=dict, compare=False, repr=False)
+    """Its pages by block size, once asked for. Layers of equal specs share them: models have many layers, few specs."""
 
     @property
     def kind(self) -> LayerKind:
@@ -40,7 +43,10 @@ class CachedLayer:
         return isinstance(self.spec, State)
 
     def page_bytes(self, block_size: int) -> int:
-        return self.spec.page_bytes(block_size, self.tp)
+        found = self.sizes.get(block_size)
+        if found is None:
+            found = self.sizes[block_size] = self.spec.page_bytes(block_size, self.tp)
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +131,12 @@ def fits(kind: LayerKind, block_size: int) -> bool:
 
 def _page(layer: CachedLayer, block_size: int) -> LayerPage:
     kept = layer.page_bytes(block_size)
-    return LayerPage(layer.name, replace(layer.kind, block_size=block_size), kept, kept)
+    return LayerPage(layer.name, _sized(layer.kind, block_size), kept, kept)
+
+
+@lru_cache(maxsize=4096)
+def _sized(kind: LayerKind, block_size: int) -> LayerKind:
+    return replace(kind, block_size=block_size)
 
 
 def _block_size_of_layers(layers: Sequence[CachedLayer], block_size: int) -> int:
