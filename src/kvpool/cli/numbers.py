@@ -5,14 +5,29 @@ Knows nothing of: what they count.
 
 import argparse
 import re
+from collections.abc import Callable
 from fractions import Fraction
+from typing import TypeVar
 
 from kvpool.errors import ConfigError
 from kvpool.plan.devices import device
 
 MOST_GIB = 2**30
+T = TypeVar("T")
 _LENGTH = re.compile(r"(\d[\d_]*(?:\.\d+)?)([kmKM]?)")
 _TIMES = {"": 1, "k": 1000, "m": 1000**2, "K": 1024, "M": 1024**2}
+
+
+def told(read: Callable[[str], T]) -> Callable[[str], T]:
+    """A reader of arguments whose ConfigError is shown as it is."""
+
+    def reader(text: str) -> T:
+        try:
+            return read(text)
+        except ConfigError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return reader
 
 
 def count(text: str) -> int:
@@ -53,12 +68,10 @@ def gib(text: str) -> tuple[int, ...]:
     return tuple(int(value * 2**30) for value in values)
 
 
+@told
 def size(text: str) -> int:
     """Bytes, from a size with its unit: 20GB is decimal, 18.6GiB binary."""
-    try:
-        found = device(text)
-    except ConfigError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+    found = device(text)
     if found.architecture is not None:
         raise argparse.ArgumentTypeError(f"{text!r} is a device: a size with its unit is needed, such as 20GB")
     return found.total_bytes

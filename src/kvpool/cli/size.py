@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kvpool.cli.lengths import read_lengths
-from kvpool.cli.numbers import count, gib, length, share, size, stages
+from kvpool.cli.numbers import count, gib, length, share, size, stages, told
 from kvpool.cli.size_tables import print_needs, print_sizing, print_sizings
 from kvpool.errors import ConfigError
 from kvpool.models.description import Description, describe
@@ -97,7 +97,7 @@ def _add_question(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("the question")
     group.add_argument(
         "--rule",
-        type=_rule,
+        type=told(rule),
         default=rule("blocks"),
         metavar="RULE",
         help="how to count: blocks (as the cache admits), steady (bytes of content), or vllm-VERSION (default: blocks)",
@@ -264,6 +264,7 @@ def _decoded(content: bytes) -> Any:
         raise ConfigError(f"is no JSON: {error}") from None
 
 
+@told
 def _devices(text: str) -> Sequence[Device]:
     return [device(name) for name in text.split(",")]
 
@@ -275,7 +276,3 @@ def _names(text: str) -> Sequence[str]:
 def _lengths(text: str) -> Sequence[int]:
     """0 for the longest that fits."""
     return [0 if part in ("auto", "-1") else length(part) for part in text.split(",")]
-
-
-def _rule(text: str) -> Rule:
-    return rule(text)

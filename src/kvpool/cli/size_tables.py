@@ -31,20 +31,20 @@ class Answer(Protocol):
 
 def print_sizing(answer: Answer, *, explained: bool = False) -> None:
     """One run, on standard output; `explained`: every step instead of the summary."""
-    console, sizing = Console(highlight=False, soft_wrap=True), answer.sizing
+    console, sizing = Console(highlight=False), answer.sizing
     console.print(f"[bold]{plain(sizing.plan.model.name)}[/]")
     console.print(_what(sizing))
     if explained:
         for line in explain(sizing.plan, sizing.budgets):
-            console.print(plain(line))
+            console.print(plain(line), soft_wrap=True)
     else:
         for index, budget in enumerate(sizing.budgets):
             show(console, _budget(budget, index if len(sizing.budgets) > 1 else None))
-        show(console, _facts(sizing.plan))
+        console.print(_facts(sizing.plan))
         for line in sizing.plan.log_lines():
             console.print(line)
     for line in (*_asked(answer), *_notes(sizing)):
-        console.print(line)
+        console.print(line, soft_wrap=True)
 
 
 def print_sizings(answers: Sequence[Answer]) -> None:
@@ -99,7 +99,9 @@ def _what(sizing: Sizing) -> str:
     parts = [f"{len(plan.model.layers)} layers"]
     if weights is not None:
         total, active = weights.parameters.total, weights.parameters.active
-        parts.append(f"{total / 1e9:,.2f} B parameters" + (f", {active / 1e9:,.2f} B active" if active < total else ""))
+        parts.append(
+            f"{total / 1e9:,.2f} B parameters" + (f", {active / 1e9:,.2f} B active" if active < 0.9 * total else "")
+        )
     parts.append(f"KV dtype {plan.model.kv_dtype}")
     if _device(sizing):
         parts.append(_device(sizing))
@@ -130,8 +132,8 @@ def _both(num_bytes: int) -> tuple[str, str]:
 
 def _facts(plan: Plan) -> Table:
     facts = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
-    facts.add_column(style="dim")
-    facts.add_column()
+    facts.add_column(style="dim", no_wrap=True)
+    facts.add_column(overflow="fold")
     for name, value in _lines(plan):
         facts.add_row(name, value)
     return facts
@@ -151,7 +153,8 @@ def _lines(plan: Plan) -> Iterator[tuple[str, str]]:
             yield f"stage {index}", f"{stage.num_layers} layers, {gib(stage.kv_bytes)}, {blocks}{decides}"
     else:
         yield "memory for the cache", gib(plan.stages[0].kv_bytes)
-    yield "blocks", f"{plan.num_blocks:,} of {plan.block_bytes:,} B, one of them the null block"
+    null = ", one of them the null block" if plan.num_blocks else ""
+    yield "blocks", f"{plan.num_blocks:,} of {plan.block_bytes:,} B{null}"
     for group in dict.fromkeys(group.kind for group in plan.layout.groups):
         of_kind = [each for each in plan.layout.groups if each.kind == group]
         layers = sum(len(each.pages) for each in of_kind)
@@ -163,12 +166,12 @@ def _lines(plan: Plan) -> Iterator[tuple[str, str]]:
     yield "a token more takes", f"{float(slope):,.0f} B" if slope else "nothing: all layers are bounded"
     constant = plan.constant_bytes(length)
     if constant:
-        yield "beside that a request takes", f"{gib(constant)} of windows and states"
+        yield "beside that a request takes", f"{gib(constant)} of windows, states or an encoder"
     yield (
         f"a request of {length:,}",
         f"{plan.blocks_per_request(length):,} blocks at most, {plan.steady_blocks(length):,} while it decodes",
     )
-    yield "longest request that fits", "any" if plan.longest is None else f"{plan.longest:,} tokens"
+    yield "longest request that fits", _longest(plan)
     hit = plan.smallest_hit
     yield "smallest prefix that can hit", "none ever" if hit is None else f"{hit:,} tokens"
     waste = plan.layout.waste
@@ -178,6 +181,14 @@ def _lines(plan: Plan) -> Iterator[tuple[str, str]]:
     yield "rule", f"{plan.rule.name}: {plan.rule.in_words}{versions}"
     if plan.deployment.dp > 1:
         yield "replicas", f"{plan.deployment.dp}, each with all of this: {plan.deployment.dp * plan.kv_tokens:,} tokens"
+
+
+def _longest(plan: Plan) -> str:
+    if plan.longest is None:
+        return "any"
+    made_for = plan.model.max_model_len
+    beyond = "" if made_for is None or plan.longest <= made_for else f"; the model was made for {made_for:,}"
+    return f"{plan.longest:,} tokens{beyond}"
 
 
 def _row(plan: Plan) -> Iterator[str]:

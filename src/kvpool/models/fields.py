@@ -69,6 +69,9 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
 }
 """What is called by one name here: all its names in configuration files, the first that is there counts."""
 
+MOST = 2**40
+"""No field of a model is a larger number, so one that is must be a mistake."""
+
 _ABSENT = object()
 
 
@@ -175,7 +178,7 @@ class Fields:
         return value
 
     def _whole(self, name: str, value: Any, least: int) -> int:
-        if isinstance(value, bool) or not isinstance(value, int | float) or value != value // 1 or value < least:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= MOST or value % 1:
             raise self.wrong(name, f"a whole number of {least} or more is needed")
         return int(value)
 

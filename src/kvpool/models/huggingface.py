@@ -257,4 +257,6 @@ def _require_understood(fields: Fields) -> None:
 def _draft(fields: Fields, reader: "_Reader", family: Family) -> tuple[Layer, ...]:
     """The model's own draft heads."""
     num_layers = fields.whole_or("num_draft_layers", 0) * fields.whole_or("mtp_transformer_layers", 1, 1)
+    if num_layers > MAX_LAYERS:
+        raise fields.wrong("num_draft_layers", f"at most {MAX_LAYERS:,}")
     return tuple(reader.layer(family.draft) for _ in range(num_layers))

@@ -105,12 +105,10 @@ class Sizing:
             ],
             "num_parameters": None if weights is None else weights.parameters.total,
             "num_active_parameters": None if weights is None else weights.parameters.active,
-            "deployment": {
-                "tp": plan.deployment.tp,
-                "pp": len(plan.stages),
-                "dp": plan.deployment.dp,
-                "dcp": plan.deployment.dcp,
-            },
+            "tp": plan.deployment.tp,
+            "pp": len(plan.stages),
+            "dp": plan.deployment.dp,
+            "dcp": plan.deployment.dcp,
             "log_lines": list(plan.log_lines()),
             "notes": list(self.notes),
         }
@@ -169,9 +167,11 @@ def _budgets(
     if host.device is None:
         raise ConfigError("neither a device nor the memory for the cache is given: --device H100, or --kv-gib 40")
     weights = _weights(description, host, deployment, stages, draft)
-    activation, outside, graphs = _other(description, host, deployment, rule)
     return tuple(
-        Budget(host.device.total_bytes, host.utilization, of_stage, activation, outside, graphs) for of_stage in weights
+        Budget(
+            host.device.total_bytes, host.utilization, of_stage, *_other(description, host, deployment, rule, layers)
+        )
+        for of_stage, layers in zip(weights, stages, strict=True)
     )
 
 
@@ -189,8 +189,10 @@ def _weights(
     return bytes_
 
 
-def _other(description: Description, host: Host, deployment: Deployment, rule: Rule) -> tuple[int, int, int]:
-    """Activations, what is outside, graphs."""
+def _other(
+    description: Description, host: Host, deployment: Deployment, rule: Rule, num_layers: int
+) -> tuple[int, int, int]:
+    """Activations, what is outside, graphs, of a stage of so many layers."""
     if host.other_bytes is not None:
         return 0, host.other_bytes, 0
     assert host.device is not None
@@ -203,5 +205,5 @@ def _other(description: Description, host: Host, deployment: Deployment, rule: R
         expert_parallel=host.expert_parallel,
         eager=host.eager,
     )
-    found = overhead(description.shape(), settings)
+    found = overhead(replace(description.shape(), num_layers=num_layers), settings)
     return found.activation_bytes, found.outside_bytes, found.graph_bytes if found.counts_graphs else 0

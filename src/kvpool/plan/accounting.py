@@ -12,7 +12,7 @@ from kvpool.plan.rules import Rule
 
 def vllm_blocks(layout: Layout, rule: Rule, deployment: Deployment, num_tokens: int, num_encoder_tokens: int) -> int:
     """The blocks of one request, never less than 1: by groups, or all groups' bytes through the first one's page."""
-    counting = _Counting(rule, deployment, num_tokens, num_encoder_tokens)
+    counting = Counting(rule, deployment, num_tokens, num_encoder_tokens)
     if not rule.sums_bytes:
         return max(sum(counting.blocks(group.kind) for group in layout.groups), 1)
     taken = sum(counting.blocks(group.kind) * _page_bytes(group) for group in layout.groups)
@@ -46,7 +46,9 @@ def cache_mode(rule: Rule, deployment: Deployment) -> str:
     return deployment.mamba_cache_mode or ("align" if rule.caches_states else "none")
 
 
-class _Counting:
+class Counting:
+    """What a release charges one request of so many tokens in each group."""
+
     def __init__(self, rule: Rule, deployment: Deployment, num_tokens: int, num_encoder_tokens: int) -> None:
         self._num_tokens = num_tokens
         self._chunk = rule.in_flight_steps * deployment.max_num_batched_tokens

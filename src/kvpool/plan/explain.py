@@ -91,7 +91,8 @@ def _request(plan: Plan) -> Iterator[str]:
     counts = Counter(plan.kinds)
     for kind, count in counts.items():
         times = f"{count} x " if count > 1 else ""
-        yield f"  {times}{kind_in_words(kind)}: {_blocks_in_words(plan, kind)}"
+        blocks = plan.blocks_of(kind, plan.max_model_len)
+        yield f"  {times}{kind_in_words(kind)}: {_blocks_in_words(plan, kind)} = {blocks:,}"
     needed = plan.blocks_per_request(plan.max_model_len)
     yield f"  together {needed:,} blocks of {plan.block_bytes:,} B: {gib(needed * plan.block_bytes)}"
     least = gib(plan.least_bytes(plan.max_model_len))
@@ -104,17 +105,17 @@ def _blocks_in_words(plan: Plan, kind: LayerKind) -> str:
     chunk = plan.deployment.max_num_batched_tokens * steps
     match kind:
         case SlidingWindow():
-            return f"at most ceil(min({kind.window - 1:,} + {chunk:,} in flight, {length:,}) / {size}) + 1"
+            return f"at most ceil(min({kind.window - 1:,} + {chunk:,} in flight, {length:,}) / {size:,}) + 1"
         case ChunkedLocal():
-            return f"at most ceil(min({kind.chunk_size:,} + {chunk:,} in flight, {length:,}) / {size})"
+            return f"at most ceil(min({kind.chunk_size:,} + {chunk:,} in flight, {length:,}) / {size:,})"
         case StateSpace():
             of_vllm = plan.rule.counts == "vllm" and cache_mode(plan.rule, plan.deployment) == "none"
-            held = "1 block" if of_vllm else "2 blocks, where a step starts and where it ends"
-            return f"{held}, + {kind.num_scratch_blocks} for drafts" if kind.num_scratch_blocks else held
+            held = "the state" if of_vllm else "the states that a step starts from and ends with"
+            return f"{held}, and {kind.num_scratch_blocks} for drafts" if kind.num_scratch_blocks else held
         case CrossAttention():
-            return f"ceil({plan.model.num_encoder_tokens:,} encoder tokens / {size})"
+            return f"ceil({plan.model.num_encoder_tokens:,} encoder tokens / {size:,})"
         case _:
-            return f"ceil({length:,} / {size}) = {-(-length // size):,}"
+            return f"ceil({length:,} / {size:,})"
 
 
 def _fit(plan: Plan) -> Iterator[str]:

@@ -15,7 +15,7 @@ from math import inf
 
 from kvpool.errors import ConfigError
 from kvpool.plan import demand
-from kvpool.plan.accounting import vllm_blocks, vllm_tokens
+from kvpool.plan.accounting import Counting, vllm_blocks, vllm_tokens
 from kvpool.plan.deployment import Deployment, by_stage
 from kvpool.plan.kinds import FullAttention, LayerKind
 from kvpool.plan.layout import Layout
@@ -92,6 +92,15 @@ class Plan:
         if self.rule.counts == "vllm":
             return vllm_blocks(self.layout, self.rule, self.deployment, num_tokens, self.model.num_encoder_tokens)
         return self.admitted_blocks(num_tokens)
+
+    def blocks_of(self, kind: LayerKind, num_tokens: int) -> int:
+        """The part of it that one group of this kind has."""
+        if self.rule.counts == "vllm":
+            counting = Counting(self.rule, self.deployment, num_tokens, self.model.num_encoder_tokens)
+            return counting.blocks(kind)
+        return demand.max_blocks(
+            [kind], num_tokens, self.deployment.max_num_batched_tokens, self.model.num_encoder_tokens
+        )
 
     def admitted_blocks(self, num_tokens: int) -> int:
         """The same by kvpool's own formula, which a cache made from this plan admits by (invariant 12)."""
@@ -227,9 +236,9 @@ class Plan:
             for index, stage in enumerate(self.stages)
             if stage.num_blocks is not None and stage.num_blocks < needed + (self.num_blocks - self._blocks_for_one)
         ]
-        return (
-            f"one request of {self.max_model_len:,} tokens does not fit: {'; '.join(lacking)}; "
-            f"{self.longest:,} tokens are the longest that fit (--max-model-len {self.longest})"
+        way_out = f"{self.longest:,} tokens are the longest that fit (--max-model-len {self.longest})"
+        return f"one request of {self.max_model_len:,} tokens does not fit: {'; '.join(lacking)}; " + (
+            way_out if self.longest else "not even one token does"
         )
 
     def _stage_in_words(self, index: int) -> str:
