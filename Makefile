@@ -6,6 +6,7 @@ BIN := $(VENV)/bin
 .PHONY: demo test deep lint bench clean
 
 demo: $(VENV)/.demo
+	$(BIN)/kvpool size examples/configs/llama-3.1-8b.json --device H100 --max-model-len 8192
 	$(BIN)/kvpool replay --workload mixed --sweep num_blocks=2_000,6_000,20_000
 	$(BIN)/kvpool replay --workload mixed --num-blocks 6000 --mode engine --requests 600
 

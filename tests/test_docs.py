@@ -4,8 +4,9 @@ A page is told in fenced blocks, in order and in one folder:
 
 * `python` runs, all blocks of a page in one namespace; an `output` block right behind it is what it printed;
 * `console` lines `$ kvpool …` run and must print the lines below them; a line `…` stands for any lines, an end `…` for
-  the rest of a line. They end with exit code 0, or 2 where a line `kvpool: …` is shown. A trace that the page does not
-  make is only missed in the right words here, and read where it is at hand.
+  the rest of a line. They end with exit code 0; 2 where a line `kvpool: …` is shown, 1 where one says `Does not fit`.
+  A trace that the page does not make is only missed in the right words here, and read where it is at hand.
+* `examples/` is at hand.
 """
 
 import ast
@@ -83,7 +84,8 @@ class Command:
 
     @property
     def exit_code(self) -> int:
-        return 2 if any(line.startswith("kvpool: ") for line in self.shown) else 0
+        starts = {line.split(":")[0] for line in self.shown}
+        return 2 if "kvpool" in starts else 1 if "Does not fit" in starts else 0
 
     @property
     def trace(self) -> str | None:
@@ -205,6 +207,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty folder to run in, and a terminal 80 columns wide."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
     return tmp_path
 
 
@@ -312,7 +315,11 @@ def page(*blocks: str) -> str:
 @pytest.mark.usefixtures("folder")
 def test_one_namespace_and_one_folder_a_page() -> None:
     run_page(
-        page("python\nx = 2\nopen('a', 'w').close()", "python\nimport os\nprint(x, os.listdir())", "output\n2 ['a']"),
+        page(
+            "python\nx = 2\nopen('a', 'w').close()",
+            "python\nimport os\nprint(x, 'a' in os.listdir())",
+            "output\n2 True",
+        ),
         "p",
     )
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
+from kvpool.cli.configs import read_description
 from kvpool.cli.layers import HOW, read_groups
 from kvpool.cli.progress import progress_bar
 from kvpool.cli.replay_tables import print_report, print_sweep
@@ -18,6 +19,9 @@ from kvpool.core.publication import DEFAULT_PUBLICATION, SETTINGS, Setting
 from kvpool.engine.roofline import ACCELERATORS, MODELS, StepTime, roofline
 from kvpool.engine.scheduler import SchedulerConfig
 from kvpool.errors import ConfigError, MissingExtraError
+from kvpool.plan.deployment import Deployment
+from kvpool.plan.kinds import FullAttention
+from kvpool.plan.memory import Plan, plan_memory
 from kvpool.replay.chat import load_tokenizer
 from kvpool.replay.readers import open_trace
 from kvpool.replay.report import ReplayReport
@@ -96,6 +100,9 @@ def _add_size(parser: argparse.ArgumentParser) -> None:
     size = parser.add_argument_group("the cache")
     size.add_argument("--num-blocks", type=int, metavar="N", help="blocks in the pool, the null block included")
     size.add_argument("--kv-gib", type=float, metavar="G", help="its memory instead, with --bytes-per-token or --model")
+    size.add_argument(
+        "--config", metavar="CONFIG", help="a model's config.json: groups and blocks are those of its plan for --kv-gib"
+    )
     size.add_argument("--bytes-per-token", type=int, metavar="B", help="of keys and values (default: of --model)")
     size.add_argument("--block-size", type=int, metavar="N", help="tokens a block (default: the trace's own, else 16)")
     size.add_argument(
@@ -225,8 +232,24 @@ def _settings(options: argparse.Namespace, source: Source) -> ReplaySettings:
         step_time=_step_time(options),
         check=options.check,
     )
+    if options.config is not None:
+        plan = _plan(options, settings.block_size_for(source))
+        return replace(settings, num_blocks=plan.num_blocks, groups=plan.kinds)
     block_size = next((kind.block_size for kind in settings.groups if kind.block_size), settings.block_size_for(source))
     return replace(settings, num_blocks=_num_blocks(options, block_size))
+
+
+def _plan(options: argparse.Namespace, block_size: int) -> Plan:
+    """What the memory of a rank is for a model."""
+    if options.kv_gib is None or options.num_blocks is not None or read_groups(options.groups) != (FullAttention(),):
+        raise ConfigError("--config makes groups and blocks itself: give it --kv-gib G, no --num-blocks, no --groups")
+    if not 0 < options.kv_gib < MOST_GIB:
+        raise ConfigError(f"--kv-gib is {options.kv_gib}: more than 0 and below 2**30")
+    how = Deployment(
+        tp=options.num_accelerators, block_size=block_size, max_num_batched_tokens=options.max_num_batched_tokens
+    )
+    model = read_description(options.config).model
+    return plan_memory(model, int(options.kv_gib * GIB), max_model_len=model.max_model_len or 1, deployment=how)
 
 
 def _num_blocks(options: argparse.Namespace, block_size: int) -> int:
@@ -237,7 +260,9 @@ def _num_blocks(options: argparse.Namespace, block_size: int) -> int:
     if options.num_blocks is not None:
         return int(options.num_blocks)
     if len(read_groups(options.groups)) > 1:
-        raise ConfigError("--kv-gib cannot be divided among several --groups yet: give --num-blocks N")
+        raise ConfigError(
+            "--kv-gib and several --groups: how wide they are is in a model's file, so give --config FILE"
+        )
     if options.bytes_per_token is None and options.model is None:
         raise ConfigError("--kv-gib needs to know what a token takes: --bytes-per-token B, or --model NAME")
     given = options.bytes_per_token

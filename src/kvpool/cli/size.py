@@ -2,18 +2,17 @@
 
 import argparse
 import json
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
-from pathlib import Path
 from typing import Any
 
+from kvpool.cli.configs import read_description
 from kvpool.cli.lengths import read_lengths
 from kvpool.cli.numbers import count, gib, length, share, size, stages, told
 from kvpool.cli.size_tables import print_needs, print_sizing, print_sizings
 from kvpool.errors import ConfigError
-from kvpool.models.description import Description, describe
+from kvpool.models.description import Description
 from kvpool.models.dtypes import KV_DTYPES
 from kvpool.models.sizing import Host, Sizing, size_model
 from kvpool.plan.budget import UTILIZATION
@@ -83,9 +82,14 @@ def _add_deployment(parser: argparse.ArgumentParser) -> None:
         help="of one request; 32k is 32,000, 32K 32,768, auto the longest that fits (default: the model's)",
     )
     group.add_argument(
-        "--max-num-batched-tokens", type=count, metavar="N", help="a step (default: 8192, or 2048 below 70 GiB)"
+        "--max-num-batched-tokens",
+        type=count,
+        metavar="N",
+        help="a step (default: 8192; 2048 on A100 and below 70 GiB)",
     )
-    group.add_argument("--max-num-seqs", type=count, metavar="N", help="a step (default: 1024, or 256 below 70 GiB)")
+    group.add_argument(
+        "--max-num-seqs", type=count, metavar="N", help="a step (default: 1024; 256 on A100 and below 70 GiB)"
+    )
     group.add_argument("--mtp", action="store_true", help="the model's own draft heads run beside it")
     group.add_argument("--draft-model", metavar="MODEL", help="a draft model beside it")
     group.add_argument("--num-speculative-tokens", type=count, default=0, metavar="N", help="drafted a step")
@@ -179,14 +183,17 @@ def _sizing(
     tp: int,
     draft: Description | None,
 ) -> Sizing:
-    is_large = on is None or on.total_gib >= 70
+    counted: Rule = options.rule
+    most_tokens, most_requests = counted.limits(
+        80 if on is None else on.total_gib, is_a100=on is not None and on.name.startswith("A100")
+    )
     host = Host(
         on,
         options.gpu_memory_utilization,
         kv_bytes=options.kv_gib if options.kv_gib is None or len(options.kv_gib) > 1 else options.kv_gib[0],
         weights_bytes=options.weights,
         other_bytes=options.overhead,
-        max_num_seqs=options.max_num_seqs or (1024 if is_large else 256),
+        max_num_seqs=options.max_num_seqs or most_requests,
         eager=options.enforce_eager,
         expert_parallel=options.enable_expert_parallel,
     )
@@ -196,12 +203,11 @@ def _sizing(
         dp=options.dp,
         dcp=options.dcp,
         block_size=options.block_size,
-        max_num_batched_tokens=options.max_num_batched_tokens or (8192 if is_large else 2048),
+        max_num_batched_tokens=options.max_num_batched_tokens or most_tokens,
         num_speculative_tokens=options.num_speculative_tokens,
         mtp=options.mtp,
         mamba_cache_mode=options.mamba_cache_mode,
     )
-    counted: Rule = options.rule
     return size_model(description, host, deployment=deployment, rule=counted, max_model_len=max_model_len, draft=draft)
 
 
@@ -236,32 +242,7 @@ def _fewest_ranks(
 
 
 def _described(options: argparse.Namespace, path: str, kv_dtype: str) -> Description:
-    try:
-        name, config = _read(path)
-        return describe(config, name=name, kv_dtype=kv_dtype, dtype=options.dtype, model_type=options.model_type)
-    except ConfigError as error:
-        raise ConfigError(f"{'standard input' if path == '-' else path}: {error}") from None
-
-
-def _read(path: str) -> tuple[str, Any]:
-    """The name to show, and the decoded file."""
-    if path == "-":
-        return "standard input", _decoded(sys.stdin.buffer.read())
-    file = Path(path)
-    if file.is_dir():
-        file /= "config.json"
-    try:
-        content = file.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"cannot be read: {error.strerror or error}") from None
-    return (file.parent.resolve().name if file.name == "config.json" else file.stem), _decoded(content)
-
-
-def _decoded(content: bytes) -> Any:
-    try:
-        return json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"is no JSON: {error}") from None
+    return read_description(path, kv_dtype=kv_dtype, dtype=options.dtype, model_type=options.model_type)
 
 
 @told

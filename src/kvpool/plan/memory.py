@@ -229,22 +229,19 @@ class Plan:
         """Why one request of `max_model_len` cannot run: stage, need, have, and the way out. None where it can."""
         if self.fits:
             return None
-        needed = self.blocks_per_request(self.max_model_len)
+        needed = self.blocks_per_request(self.max_model_len) + self.num_blocks - self._blocks_for_one
         lacking = [
             f"{self._stage_in_words(index)}needs {needed * stage.block_bytes / GIB:,.2f} GiB "
             f"and has {stage.kv_bytes / GIB:,.2f}"
             for index, stage in enumerate(self.stages)
-            if stage.num_blocks is not None and stage.num_blocks < needed + (self.num_blocks - self._blocks_for_one)
+            if stage.num_blocks is not None and stage.num_blocks < needed
         ]
         way_out = f"{self.longest:,} tokens are the longest that fit (--max-model-len {self.longest})"
-        return f"one request of {self.max_model_len:,} tokens does not fit: {'; '.join(lacking)}; " + (
-            way_out if self.longest else "not even one token does"
-        )
+        what = f"a request of {self.max_model_len:,} tokens{':' if len(self.stages) > 1 else ''}"
+        return f"{what} {', '.join(lacking)}; {way_out if self.longest else 'not even one token fits'}"
 
     def _stage_in_words(self, index: int) -> str:
-        if len(self.stages) == 1:
-            return ""
-        return f"stage {index} ({self.stages[index].num_layers} layers) "
+        return f"stage {index} ({self.stages[index].num_layers} layers) " if len(self.stages) > 1 else ""
 
 
 def plan_memory(

@@ -55,6 +55,13 @@ class Rule:
     """Of compressed caches: "tuples" of pages, "slots" of each page, or "groups"."""
     shares_index: bool = True
     """Layers that read another layer's index keep none."""
+    batch_limits: Sequence[tuple[int, int, int]] = ((70, 8192, 1024), (0, 2048, 256))
+    """Of a server: from how many GiB of a device on, the most tokens and the most requests of a step."""
+
+    def limits(self, device_gib: float, *, is_a100: bool = False) -> tuple[int, int]:
+        """The most tokens and the most requests of a step, unless told otherwise. An A100 counts as small."""
+        fitting = [row for row in self.batch_limits if row[0] <= device_gib and not (is_a100 and row[0] == 70)]
+        return fitting[0][1], fitting[0][2]
 
 
 BLOCKS = Rule("blocks", "blocks", "whole blocks, as many as a request holds at most while it is computed")
@@ -81,6 +88,10 @@ CHANGES: Mapping[str, Steps] = {
     "subtracts_null_block": [((0, 11, 0), False), ((0, 29, 0), True)],
     "packing": [((0, 11, 0), "none"), ((0, 20, 0), "tuples"), ((0, 23, 0), "slots"), ((0, 27, 0), "groups")],
     "shares_index": [((0, 11, 0), False), ((0, 24, 0), True)],
+    "batch_limits": [
+        ((0, 11, 0), ((70, 8192, 1024), (0, 2048, 256))),
+        ((0, 28, 0), ((160, 16384, 1024), (70, 8192, 1024), (0, 2048, 256))),
+    ],
 }
 """What changed, and in which release it became what."""
 
