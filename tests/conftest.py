@@ -5,6 +5,11 @@ import random
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# How long a test takes says nothing on a machine that others use too.
+settings.register_profile("kvpool", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("kvpool")
 
 _ROOT = Path(__file__).parents[1]
 _OPERATIONS, _DEEP_OPERATIONS = 200_000, 2_000_000

@@ -132,7 +132,7 @@ def test_a_huge_number_of_groups_is_refused_too(capsys: pytest.CaptureFixture[st
 def test_memory_is_not_divided_among_several_groups(capsys: pytest.CaptureFixture[str]) -> None:
     size = ("replay", "--workload", "chat", "--requests", "9", "--kv-gib", "1", "--bytes-per-token", "131072")
     err = mistake(capsys, *size, "--groups", "full,window:64")
-    assert "--kv-gib cannot be divided among several --groups yet: give --num-blocks N" in err
+    assert "--kv-gib and several --groups: how wide they are is in a model's file, so give --config FILE" in err
     assert main([*size, "--groups", "window:64", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["num_blocks"] == 512
 

@@ -225,6 +225,9 @@ LLAMA: dict[str, Any] = {
     "num_key_value_heads": 8, "max_position_embeddings": 131_072, "dtype": "bfloat16",
 }  # fmt: skip
 
+LATENT = {"kv_lora_rank": 512, "qk_rope_head_dim": 64}
+BOTH = {"full": 32, "state": 32}
+
 
 @pytest.mark.parametrize(
     ("changes", "message"),
@@ -278,6 +281,121 @@ def test_what_is_not_a_configuration() -> None:
 
 def test_a_dtype_can_be_given() -> None:
     assert attention(read_model(LLAMA, dtype="float16", kv_dtype="auto").layers[0]).element_bytes == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"layer_types": ["mamba"] * 32}, "'state' in part"),
+        ({"layer_types": ["hybrid"] * 32}, "'state' in part"),
+        ({"layers_block_type": ["mamba"] * 32}, "layers_block_type"),
+        ({"hybrid_override_pattern": "M" * 32}, "hybrid_override_pattern"),
+        ({"attn_type_list": [0] * 32}, "attn_type_list"),
+        ({"linear_attn_config": {"full_attn_layers": [4]}}, "linear_attn_config"),
+        ({"block_configs": []}, "block_configs"),
+        ({"per_layer_config": {"5": {"head_dim": 512}}}, "per_layer_config"),
+        ({"full_attention_interval": 4}, "full_attention_interval"),
+        ({"use_cla": True, "cla_share_factor": 2}, "cla_share_factor"),
+        ({"use_cla": False, "cla_share_factor": 2}, None),
+        ({"layer_types": [None] * 32}, "layer_types has None"),
+        ({"model_type": "bert", "is_decoder": True}, "is_decoder is true"),
+        ({"model_type": "bamba", "attn_layer_indices": [{}]}, "attn_layer_indices"),
+        ({"model_type": "mllama_text_model", "cross_attention_layers": [True, False]}, "cross_attention_layers"),
+        ({"model_type": "glm_moe_dsa", **LATENT, "index_head_dim": 128, "indexer_types": ["full"]}, "indexer_types"),
+        ({"model_type": "glm_moe_dsa", **LATENT, "index_head_dim": 128, "indexer_types": 3}, "indexer_types"),
+        ({"model_type": "mamba2", "num_heads": 8, "head_dim": 64, "mamba_ssm_dtype": [1]}, "dtype is [1]"),
+    ],
+)
+def test_other_ways_to_tell_layers_apart_are_never_passed_over(changes: dict[str, Any], message: str | None) -> None:
+    """What one family says in a field, another may not have."""
+    if message is None:
+        assert kinds(read_model({**LLAMA, **changes})) == {"full": 32}
+        return
+    with pytest.raises(ConfigError) as raised:
+        read_model({**LLAMA, **changes})
+    assert message in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"model_type": "qwen3_moe", "sliding_window": 4_096}, {"full": 32}),
+        ({"model_type": "qwen2", "sliding_window": 4_096, "use_sliding_window": True}, {"full": 28, "window 4096": 4}),
+        ({"model_type": "mistral", "num_hidden_layers": 2}, {"window 4096": 2}),
+        ({"model_type": "mistral", "num_hidden_layers": 2, "sliding_window": None}, {"full": 2}),
+        ({"model_type": "exaone4", "sliding_window_pattern": "LLLG"}, {"window 4096": 24, "full": 8}),
+        ({"model_type": "exaone4"}, {"window 4096": 24, "full": 8}),
+        ({"model_type": "exaone4", "sliding_window": None}, {"full": 32}),
+        ({"model_type": "longcat_flash", "num_layers": 14, "kv_lora_rank": 512, "qk_rope_head_dim": 64}, {"full": 28}),
+        ({"model_type": "falcon_h1", "mamba_d_state": 16, "mamba_n_heads": 8, "ssm_in_multiplier": 1.2}, BOTH),
+        ({"model_type": "lfm2", "full_attn_idxs": [0, 1], "conv_dim": 4_096}, {"full": 2, "state": 30}),
+    ],
+)
+def test_windows_and_halves_as_the_classes_have_them(config: dict[str, Any], expected: dict[str, int]) -> None:
+    assert kinds(read_model({**LLAMA, **config})) == expected
+
+
+def test_the_width_of_a_cache_is_not_that_of_the_weights() -> None:
+    found = read_model({**LLAMA, "dtype": "float8_e4m3fn"})
+    assert attention(found.layers[0]).element_bytes == 2
+    assert any("float8_e4m3fn weights" in note for note in found.assumed)
+    assert attention(read_model(LLAMA, dtype="float32").layers[0]).element_bytes == 4
+    with pytest.raises(ConfigError, match="dtype is 'float3'"):
+        read_model(LLAMA, dtype="float3")
+
+
+def test_heads_of_single_kinds_of_layers() -> None:
+    gemma = {
+        **LLAMA, "model_type": "gemma4_text", "num_hidden_layers": 6, "head_dim": 256, "sliding_window": 512,
+        "num_global_key_value_heads": 2,
+    }  # fmt: skip
+    assert attention(read_model(gemma).layers[5]) == Attention(8, 512), "global_head_dim is 512 where nothing is said"
+    assert attention(read_model({**gemma, "attention_k_eq_v": True}).layers[5]) == Attention(2, 512)
+    single = {"05": {"head_dim": 384}}
+    assert attention(read_model({**gemma, "per_layer_config": single}).layers[5]) == Attention(8, 384)
+    with pytest.raises(ConfigError, match="per_layer_config"):
+        read_model({**gemma, "per_layer_config": {"05": {"sliding_window": 3}}})
+    zamba = {
+        **LLAMA,
+        "model_type": "zamba2",
+        "num_hidden_layers": 1,
+        "layers_block_type": ["hybrid"],
+        "kv_channels": 80,
+    }
+    state = {"n_mamba_heads": 8, "mamba_d_state": 64}
+    assert attention(read_model({**zamba, **state}).layers[0]).head_dim == 256
+    ernie = read_model({**LLAMA, "model_type": "ernie4_5", "hidden_size": 2_048})
+    assert attention(ernie.layers[0]).head_dim == 128
+
+
+def test_scaled_positions_and_class_defaults_of_heads() -> None:
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32_768}
+    found = read_model({**LLAMA, "max_position_embeddings": 40_960, "rope_scaling": yarn})
+    assert found.max_model_len == 131_072
+    without = {key: value for key, value in LLAMA.items() if key != "num_key_value_heads"}
+    assert any("as many KV heads" in note for note in read_model(without).assumed)
+    assert attention(read_model({**without, "model_type": "mixtral"}).layers[0]).num_kv_heads == 8
+    assert (
+        attention(read_model({**without, "model_type": "mixtral", "num_key_value_heads": None}).layers[0]).num_kv_heads
+        == 32
+    )
+    assert attention(read_model({**without, "model_type": "falcon"}).layers[0]).num_kv_heads == 1
+
+
+@pytest.mark.parametrize(
+    ("quantization", "kv_dtype"),
+    [
+        ({"quantization": {"kv_cache_quant_algo": "FP8"}}, "fp8"),
+        ({"kv_cache_scheme": {"type": "float", "num_bits": 8}}, "fp8"),
+        ({"kv_cache_scheme": {"type": "int", "num_bits": 4}}, None),
+        ({"kv_cache_quant_algo": "FOO8"}, None),
+        ({"kv_cache_scheme": None}, "bfloat16"),
+    ],
+)
+def test_what_a_checkpoint_says_of_its_cache(quantization: dict[str, Any], kv_dtype: str | None) -> None:
+    found = read_model({**LLAMA, "quantization_config": quantization})
+    assert found.kv_dtype == (kv_dtype or "bfloat16")
+    assert any("is not known" in note for note in found.assumed) == (kv_dtype is None)
 
 
 # -- laws

@@ -71,6 +71,8 @@ def gib(text: str) -> tuple[int, ...]:
 @told
 def size(text: str) -> int:
     """Bytes, from a size with its unit: 20GB is decimal, 18.6GiB binary."""
+    if re.fullmatch(r"0+(\.0+)?\s*[a-zA-Z]*", text):
+        return 0
     found = device(text)
     if found.architecture is not None:
         raise argparse.ArgumentTypeError(f"{text!r} is a device: a size with its unit is needed, such as 20GB")

@@ -213,11 +213,14 @@ def _sizing(
 
 def _needs(options: argparse.Namespace) -> int:
     """For each known device, the fewest ranks that have room for so many users."""
+    if options.lengths is not None or options.explain:
+        raise ConfigError("--for and --explain are about one device: name it with --device, or give --kv-gib")
+    draft = None if options.draft_model is None else _described(options, options.draft_model, "auto")
     answers: list[Answer] = []
     for path, dtype in product(options.model, options.kv_dtype):
         description = _described(options, path, dtype)
         for on, asked in product(DEVICES, options.max_model_len or (None,)):
-            answers += _fewest_ranks(options, description, on, asked)
+            answers += _fewest_ranks(options, description, on, asked, draft)
     if options.json:
         for answer in answers:
             print(json.dumps(answer.to_dict()))
@@ -227,13 +230,13 @@ def _needs(options: argparse.Namespace) -> int:
 
 
 def _fewest_ranks(
-    options: argparse.Namespace, description: Description, on: Device, asked: int | None
+    options: argparse.Namespace, description: Description, on: Device, asked: int | None, draft: Description | None
 ) -> Iterator[Answer]:
-    for tp in RANKS:
+    for tp in RANKS if options.tp == 1 else (options.tp,):
         try:
-            answer = Answer(_sizing(options, description, on, asked, tp, None), None, options.users)
+            answer = Answer(_sizing(options, description, on, asked, tp, draft), None, options.users)
         except ConfigError:
-            if tp == 1:
+            if tp in (1, options.tp):
                 raise
             continue
         if answer.has_room:

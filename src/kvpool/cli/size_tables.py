@@ -67,8 +67,10 @@ def print_sizings(answers: Sequence[Answer]) -> None:
     console.print(f"rule {plans[0].rule.name}; requests of max len at a time; GiB for the cache on a rank")
     show(console, rows)
     for answer in answers:
-        if not answer.has_room:
-            console.print(f"[yellow]{plain(_name(answer))}: {_why_not(answer)}[/]", soft_wrap=True)
+        for line in _asked(answer):
+            console.print(f"{plain(_name(answer))}: {line}", soft_wrap=True)
+    for note in dict.fromkeys(line for answer in answers for line in _notes(answer.sizing, named=True)):
+        console.print(note, soft_wrap=True)
 
 
 def print_needs(answers: Sequence[Answer], users: int) -> None:
@@ -167,10 +169,8 @@ def _lines(plan: Plan) -> Iterator[tuple[str, str]]:
     constant = plan.constant_bytes(length)
     if constant:
         yield "beside that a request takes", f"{gib(constant)} of windows, states or an encoder"
-    yield (
-        f"a request of {length:,}",
-        f"{plan.blocks_per_request(length):,} blocks at most, {plan.steady_blocks(length):,} while it decodes",
-    )
+    steady = "" if plan.rule.counts == "vllm" else f" at most, {plan.steady_blocks(length):,} while it decodes"
+    yield f"a request of {length:,}", f"{plan.blocks_per_request(length):,} blocks{steady}"
     yield "longest request that fits", _longest(plan)
     hit = plan.smallest_hit
     yield "smallest prefix that can hit", "none ever" if hit is None else f"{hit:,} tokens"
@@ -232,9 +232,10 @@ def _why_not(answer: Answer) -> str:
     )
 
 
-def _notes(sizing: Sizing) -> Iterator[str]:
+def _notes(sizing: Sizing, *, named: bool = False) -> Iterator[str]:
+    of = f" of {sizing.plan.model.name}" if named else ""
     for note in sizing.notes:
-        yield f"[dim]assumed: {plain(note)}[/]"
+        yield f"[dim]assumed{plain(of)}: {plain(note)}[/]"
 
 
 def _name(answer: Answer) -> str:

@@ -11,7 +11,7 @@ from math import gcd, lcm
 
 from kvpool.core.block_pool import MAX_GROUPS
 from kvpool.errors import ConfigError
-from kvpool.plan.demand import MAX_TOKENS, max_blocks, max_tokens, scratch_blocks
+from kvpool.plan.demand import MAX_TOKENS, longest, max_blocks, scratch_blocks
 from kvpool.plan.kinds import CrossAttention, FullAttention, LayerKind, StateSpace, cdiv
 from kvpool.types import BlockHash, GroupId
 
@@ -193,7 +193,7 @@ class Groups:
 
     def max_tokens(self, num_blocks: int, num_encoder_tokens: int = 0) -> int:
         """The longest request that these blocks hold: `max_blocks` turned round. At most MAX_TOKENS."""
-        return max_tokens(lambda num_tokens: self.max_blocks(num_tokens, num_encoder_tokens), num_blocks)
+        return longest(lambda num_tokens: self.max_blocks(num_tokens, num_encoder_tokens) <= num_blocks)
 
 
 def _block_size(kind: LayerKind, default: int) -> int:

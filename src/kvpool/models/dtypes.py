@@ -24,16 +24,22 @@ ELEMENT_BYTES: Mapping[str, float] = {
 """By the names that configuration files use."""
 
 
+ASKED_DTYPE = "asked dtype"
+"""Not a name that a file has: where a dtype that was asked for stands among the fields."""
+
+
 def element_bytes(dtype: str) -> float:
     """Bytes of one element. ConfigError for an unknown name."""
-    name = dtype.removeprefix("torch.")
+    name = dtype.removeprefix("torch.") if isinstance(dtype, str) else ""
     if name not in ELEMENT_BYTES:
         raise ConfigError(f"dtype is {dtype!r}: {', '.join(ELEMENT_BYTES)} are known")
     return ELEMENT_BYTES[name]
 
 
 def served_dtype(fields: Fields) -> str:
-    """What a model is served in: the configuration's dtype, 16 bits where that has 32 or says nothing."""
+    """What a model is served in: what is asked for, or the file's dtype, or 16 bits where that is another width."""
+    if fields.has(ASKED_DTYPE):
+        return str(fields.get(ASKED_DTYPE)).removeprefix("torch.")
     dtype = fields.get("dtype")
     if dtype is None or dtype == "auto":
         fields.assume("dtype bfloat16, since the configuration has none")
@@ -41,7 +47,7 @@ def served_dtype(fields: Fields) -> str:
     if not isinstance(dtype, str):
         raise fields.wrong("dtype", f"{', '.join(ELEMENT_BYTES)} are known")
     name = dtype.removeprefix("torch.")
-    if element_bytes(name) > 2:
+    if element_bytes(name) != 2:
         fields.assume(f"dtype bfloat16: {name} weights are served in 16 bits")
         return "bfloat16"
     return name

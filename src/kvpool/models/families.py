@@ -51,6 +51,7 @@ _MEANING = {
     "full": "full",
     "deepseek_sparse_attention": "full",
     "sparse_attention": "full",
+    "indexed_attention": "full",
     "sliding_attention": "window",
     "chunked_attention": "chunk",
     "linear_attention": "state",
@@ -64,6 +65,7 @@ _MEANING = {
 _TYPES = Listed("layer_types", _MEANING)
 _BLOCKS = Listed("layers_block_type", _MEANING)
 _LETTERS = Listed("hybrid_override_pattern", {"M": "state", "*": "full", "-": "none", "E": "none"})
+_EXAONE = Repeated("sliding_window_pattern", {"L": "window", "G": "full"})
 _ALIKE = FirstOf((_TYPES, Every("window")))
 """Windows where the file has one in use, else full attention."""
 
@@ -74,37 +76,47 @@ def _nth(name: str, other: str = "window") -> Pattern:
 
 
 _MAMBA2 = {"state_groups": 1, "state_expand": 2, "conv_kernel": 4}
+_LATER = FirstOf((_TYPES, FromOn("max_window_layers", "window", "full")))
+_WINDOWS_OFF = {"use_sliding_window": False, "max_window_layers": 28}
 _LLAMA = {"num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32, "intermediate_size": 11008}
 
 FAMILIES: tuple[Family, ...] = (
     Family(
         (
-            *("mistral", "mixtral", "ministral", "ministral3", "phi", "phi-msft", "phi3", "phi3_v", "phi4mm", "phimoe"),
-            *("phi3small", "starcoder2", "stablelm", "stablelm_epoch", "gptj", "gpt_neox", "gpt2", "gpt_bigcode"),
-            *("codegen", "opt", "bloom", "mpt", "baichuan", "internlm", "internlm2", "internlm3", "exaone", "qwen"),
+            *("ministral", "ministral3", "phi", "phi-msft", "phi3", "phi3_v", "phi4mm", "phimoe"),
+            *("phi3small", "stablelm", "stablelm_epoch", "gptj", "gpt_neox", "gpt2", "gpt_neox_japanese"),
+            *("codegen", "opt", "bloom", "mpt", "baichuan", "internlm", "internlm2", "exaone", "qwen"),
             *("olmo", "olmo2", "olmoe", "cohere", "granite", "granitemoe", "granitemoeshared", "dbrx", "persimmon"),
-            *("glm", "glm4", "glm4_moe", "minicpm", "nemotron", "xverse", "aquila", "orion", "arctic", "jais", "llava"),
-            *("seed_oss", "ernie4_5", "ernie4_5_moe", "hunyuan_v1_dense", "hunyuan_v1_moe", "arcee", "deepseek"),
+            *("glm4", "glm4_moe", "minicpm", "nemotron", "xverse", "aquila", "orion", "arctic", "jais", "llava"),
+            *("hunyuan_v1_dense", "hunyuan_v1_moe", "arcee", "deepseek"),
             *("bitnet", "biogpt", "qwen3_vl_text", "qwen3_vl_moe_text", "helium", "apertus", "dots1"),
-            *("qwen3_moe", "falcon", "RefinedWeb", "RefinedWebModel", "mistral4", "bailing_moe", "solar", "openelm"),
+            *("RefinedWeb", "RefinedWebModel", "mistral4", "bailing_moe", "solar", "openelm"),
         ),
         _ALIKE,
     ),
+    Family(("mistral",), _ALIKE, defaults={"num_key_value_heads": 8, "sliding_window": 4096}),
+    Family(("mixtral", "seed_oss"), _ALIKE, defaults={"num_key_value_heads": 8}),
+    Family(("internlm3", "starcoder2", "glm"), _ALIKE, defaults={"num_key_value_heads": 2}),
+    Family(("falcon", "gpt_bigcode"), _ALIKE, defaults={"multi_query": True}),
+    Family(("ernie4_5", "ernie4_5_moe"), _ALIKE, defaults={"head_dim": 128}),
     Family(("llama", "text_llama"), _ALIKE, defaults=_LLAMA | {"max_model_len": 2048}),
     Family(("nemotron-nas",), Every("full"), rewrite=rewrites.block_configs),
-    Family(("deepseek_v2", "deepseek_v3", "kimi_k2", "minicpm3", "longcat_flash", "glm4_moe_lite"), _ALIKE),
+    Family(("deepseek_v2", "deepseek_v3", "kimi_k2", "minicpm3", "glm4_moe_lite"), _ALIKE),
+    Family(("longcat_flash",), _ALIKE, rewrite=rewrites.two_halves),
     Family(("deepseek_v32", "glm_moe_dsa"), _ALIKE),
     Family(
         ("qwen2", "qwen2_moe", "qwen2_vl", "qwen2_5_vl", "qwen2_vl_text", "qwen2_5_vl_text", "mimo", "smollm3"),
-        FirstOf((_TYPES, FromOn("max_window_layers", "window", "full"))),
+        _LATER,
+        defaults=_WINDOWS_OFF,
     ),
-    Family(("qwen3",), FirstOf((_TYPES, FromOn("max_window_layers", "window", "full"))), defaults={"head_dim": 128}),
+    Family(("qwen3",), _LATER, defaults={"head_dim": 128, **_WINDOWS_OFF}),
+    Family(("qwen3_moe",), _LATER, defaults={"num_key_value_heads": 4, **_WINDOWS_OFF}),
     Family(("chatglm",), Every("full"), aliases={"num_hidden_layers": ("num_layers",), "head_dim": ("kv_channels",)}),
     Family(("gemma",), Every("full"), defaults={"head_dim": 256, "num_key_value_heads": 16}),
     Family(
         ("gemma2",),
         _nth("sliding_window_pattern"),
-        defaults={"sliding_window_pattern": 2, "sliding_window": 4096, "head_dim": 256},
+        defaults={"sliding_window_pattern": 2, "sliding_window": 4096, "head_dim": 256, "num_key_value_heads": 4},
     ),
     Family(
         ("gemma3_text",),
@@ -128,7 +140,8 @@ FAMILIES: tuple[Family, ...] = (
     Family(
         ("gemma4_text",),
         _nth("sliding_window_pattern"),
-        defaults={"sliding_window_pattern": 6, "sliding_window": 512, "head_dim": 256},
+        defaults={"sliding_window_pattern": 6, "sliding_window": 512, "head_dim": 256, "global_head_dim": 512},
+        rewrite=rewrites.own_global_heads,
         own_names={"full": {"num_key_value_heads": ("num_global_key_value_heads",), "head_dim": ("global_head_dim",)}},
     ),
     Family(
@@ -141,11 +154,12 @@ FAMILIES: tuple[Family, ...] = (
     Family(
         ("gpt_oss",),
         _nth("sliding_window_pattern"),
-        defaults={"sliding_window_pattern": 2, "sliding_window": 128, "head_dim": 64},
+        defaults={"sliding_window_pattern": 2, "sliding_window": 128, "head_dim": 64, "num_key_value_heads": 8},
     ),
     Family(
         ("exaone4",),
-        FirstOf((_TYPES, Repeated("sliding_window_pattern", {"L": "window", "G": "full"}), Every("full"))),
+        FirstOf((_TYPES, _EXAONE, EveryNth("sliding_window_pattern", "full", "window"))),
+        defaults={"sliding_window_pattern": 4, "sliding_window": 4096},
     ),
     Family(
         ("gpt_neo",),
@@ -173,7 +187,12 @@ FAMILIES: tuple[Family, ...] = (
                 EveryNth("no_rope_layer_interval", "full", "chunk"),
             )
         ),
-        defaults={"no_rope_layer_interval": 4, "attention_chunk_size": 8192, "head_dim": 128},
+        defaults={
+            "no_rope_layer_interval": 4,
+            "attention_chunk_size": 8192,
+            "head_dim": 128,
+            "num_key_value_heads": 8,
+        },
     ),
     Family(
         ("mllama_text_model",),
@@ -217,6 +236,7 @@ FAMILIES: tuple[Family, ...] = (
             *("modernbert", "nomic_bert", "camembert", "ernie"),
         ),
         Every("none"),
+        rewrite=rewrites.encoder_only,
     ),
     Family(
         ("mamba", "falcon_mamba"),
@@ -242,6 +262,7 @@ FAMILIES: tuple[Family, ...] = (
             "state_expand": 2,
             "conv_kernel": 4,
             "state_size": 16,
+            "num_key_value_heads": 8,
         },
     ),
     Family(
@@ -257,7 +278,14 @@ FAMILIES: tuple[Family, ...] = (
         defaults=_MAMBA2 | {"state_size": 256},
     ),
     Family(("falcon_h1",), Every("full+state"), {"state": states.mamba2}, defaults=_MAMBA2),
-    Family(("zamba2",), _BLOCKS, {"state": states.mamba2}, defaults=_MAMBA2),
+    Family(
+        ("zamba2",),
+        _BLOCKS,
+        {"state": states.mamba2},
+        aliases={"head_dim": ("attention_head_dim",)},
+        defaults=_MAMBA2,
+        rewrite=rewrites.twice_as_wide_heads,
+    ),
     Family(
         ("nemotron_h",),
         FirstOf((_LETTERS, _BLOCKS)),
@@ -269,7 +297,7 @@ FAMILIES: tuple[Family, ...] = (
         ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"),
         _nth("full_attention_interval", "state"),
         {"state": states.gated_delta_net},
-        defaults={"full_attention_interval": 4, "head_dim": 256, "conv_kernel": 4},
+        defaults={"full_attention_interval": 4, "head_dim": 256, "conv_kernel": 4, "num_key_value_heads": 2},
     ),
     Family(
         ("minimax", "minimax_text_01", "minimax_m1"),
@@ -303,7 +331,7 @@ FAMILIES: tuple[Family, ...] = (
         FirstOf((_TYPES, AtIndices("full_attn_idxs", "full", "state"))),
         {"state": states.short_conv},
         aliases={"conv_kernel": ("conv_L_cache",)},
-        defaults={"conv_kernel": 3},
+        defaults={"conv_kernel": 3, "num_key_value_heads": 8},
     ),
     Family(
         ("recurrent_gemma",),

@@ -102,16 +102,15 @@ class Fields:
         return self.get(name) is not None
 
     def get(self, name: str) -> Any:
-        """The value, or None where neither the file nor the class has one."""
+        """The value; None where neither the file nor the class has one, or where the file says null."""
         if name not in self._found:
             self._found[name] = self._find(name)
         return self._found[name]
 
     def _find(self, name: str) -> Any:
-        for path in self.names(name):
-            value = self._at(path)
-            if value is not _ABSENT and value is not None:
-                return value
+        said = [value for path in self.names(name) if (value := self._at(path)) is not _ABSENT]
+        if said:
+            return next((value for value in said if value is not None), None)
         value = self._defaults.get(name)
         if value is not None:
             self.assume(f"{self.names(name)[0]} {_shown(value)}, the default of {self.model_type} configurations")
@@ -200,7 +199,7 @@ def language_part(config: Config) -> Config:
 
 _OF_THE_WHOLE = (
     *("torch_dtype", "dtype", "tie_word_embeddings", "quantization_config", "compression_config"),
-    *("expert_dtype", "vision_config"),
+    *("expert_dtype", "vision_config", "audio_config"),
 )
 
 

@@ -158,7 +158,8 @@ def _compressed_tensors(config: Mapping[str, Any]) -> WeightFormat:
     groups = config.get("config_groups")
     if not groups:
         return _by_layout(str(config.get("format")))
-    weights = [group.get("weights") for group in groups.values()] if isinstance(groups, Mapping) else [None]
+    parts = list(groups.values()) if isinstance(groups, Mapping) else [None]
+    weights = [part.get("weights") if isinstance(part, Mapping) else None for part in parts]
     formats = {_of_group(each if isinstance(each, Mapping) else {}) for each in weights}
     if len(formats) > 1:
         raise ConfigError("quantization_config.config_groups have weights of several formats: the bytes are not known")

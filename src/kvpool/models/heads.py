@@ -15,7 +15,10 @@ def num_key_value_heads(fields: Fields) -> int:
         return 1
     if fields.flag("multi_query_attention"):
         return fields.whole("multi_query_group_num")
-    return fields.whole("num_key_value_heads" if fields.has("num_key_value_heads") else "num_attention_heads")
+    if fields.has("num_key_value_heads"):
+        return fields.whole("num_key_value_heads")
+    fields.assume("as many KV heads as attention heads, since the configuration has no number")
+    return fields.whole("num_attention_heads")
 
 
 def head_dim(fields: Fields) -> int:

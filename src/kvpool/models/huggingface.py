@@ -7,16 +7,16 @@ Knows nothing of: memory, blocks, files.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 
 from kvpool.errors import ConfigError
-from kvpool.models.dtypes import KVDtype, element_bytes, kv_dtype, served_dtype
-from kvpool.models.families import BY_MODEL_TYPE, Family
-from kvpool.models.fields import Config, Fields, language_part
-from kvpool.models.heads import head_dim, listed_heads, num_key_value_heads, own
-from kvpool.models.patterns import num_listed, words_of
-from kvpool.models.quantization import kv_dtype_of_checkpoint
+from kvpool.models.dtypes import ASKED_DTYPE, KVDtype, element_bytes, kv_dtype, served_dtype
+from kvpool.models.families import BY_MODEL_TYPE, FAMILIES, Family
+from kvpool.models.fields import MOST, Config, Fields, language_part
+from kvpool.models.heads import entry, head_dim, listed_heads, num_key_value_heads, own
+from kvpool.models.patterns import fields_of, num_listed, words_of
+from kvpool.models.quantization import UNKNOWN, kv_dtype_of_checkpoint
 from kvpool.plan.kinds import ChunkedLocal, CrossAttention, FullAttention, SlidingWindow
 from kvpool.plan.model import Layer, Model
 from kvpool.plan.spec import (
@@ -30,6 +30,7 @@ from kvpool.plan.spec import (
     TokenKind,
 )
 
+_ATTENTION = ("full", "window", "chunk", "cross")
 MAX_LAYERS = 100_000
 """More is a typing error, and would only take long."""
 
@@ -60,13 +61,16 @@ def read_model(
         num_encoder_tokens=_num_encoder_tokens(fields, layers),
         draft=_draft(fields, reader, family),
     )
-    _require_understood(fields)
+    if any(not isinstance(spec, EncoderOnly) for layer in layers for spec in layer):
+        _require_understood(fields, set(fields_of(family.pattern)))
     return replace(model, assumed=tuple(fields.assumed))
 
 
 def open_config(config: Config, *, dtype: str | None = None, model_type: str | None = None) -> tuple[Fields, Family]:
     """The fields of the language part, and the row that tells what they mean."""
-    given = {"dtype": dtype, "model_type": model_type}
+    if dtype is not None:
+        element_bytes(dtype)
+    given = {ASKED_DTYPE: dtype, "model_type": model_type}
     given_ones = {key: value for key, value in given.items() if value is not None}
     part: Config = {**language_part(config), **given_ones}
     family = family_of(part)
@@ -116,11 +120,8 @@ def _num_layers(fields: Fields, family: Family) -> int:
 def _in_use(word: str, fields: Fields) -> str:
     """A window that is switched off, or that no request reaches the end of, is none."""
     if word != "window":
-        fields.get("sliding_window")
         return word
-    fields.get("max_window_layers")
-    window = fields.get("sliding_window")
-    if window is None or fields.get("use_sliding_window") is False:
+    if fields.get("sliding_window") is None or fields.get("use_sliding_window") is False:
         return "full"
     context = _max_model_len(fields)
     return "full" if context is not None and fields.whole("sliding_window") >= context else "window"
@@ -136,6 +137,9 @@ def _shared(fields: Fields, words: Sequence[str], index: int, num_own: int) -> S
 
 def _kv_dtype(fields: Fields, name: str) -> KVDtype:
     calibrated = kv_dtype_of_checkpoint(fields.get("quantization_config")) if name == "auto" else None
+    if calibrated == UNKNOWN:
+        fields.assume("KV dtype as the model's: what the checkpoint says of its cache is not known")
+        calibrated = None
     if calibrated is not None:
         fields.assume(f"KV dtype {calibrated}, which the checkpoint was calibrated for")
     return kv_dtype(calibrated or name)
@@ -164,6 +168,11 @@ class _Reader:
                 yield EncoderOnly()
             elif part in self._family.parts:
                 yield from self._family.parts[part](self._fields)
+            elif part not in _ATTENTION:
+                raise ConfigError(
+                    f"the layers of this {self._fields.model_type!r} model are {part!r} in part, "
+                    "and what such a layer of it keeps is not known"
+                )
             else:
                 of_model = element_bytes(served_dtype(self._fields))
                 yield self._dtype.keep(self._attention(part, heads, has_index), of_model)
@@ -171,7 +180,7 @@ class _Reader:
     def _attention(self, word: str, heads: int | None, has_index: bool) -> CachedSpec:
         fields, kind = self._fields, self._kind(word)
         fields.get("v_head_dim")
-        if fields.has("kv_lora_rank"):
+        if fields.has("kv_lora_rank") and fields.get("use_mla") is not False:
             index = IndexCache(fields.whole("index_head_dim")) if has_index else None
             return Latent(fields.whole("kv_lora_rank"), fields.whole("qk_rope_head_dim", 0), index=index, kind=kind)
         names = self._family.own_names.get(word, {})
@@ -197,16 +206,28 @@ class _Reader:
         """Sparse layers keep index keys, unless they share those of an earlier layer."""
         if not self._fields.has("index_head_dim"):
             return False
-        types = self._fields.get("indexer_types")
-        return types is None or index is None or types[index] != "shared"
+        if not self._fields.has("indexer_types") or index is None:
+            return True
+        return bool(entry(self._fields, "indexer_types", index) != "shared")
 
 
 def _max_model_len(fields: Fields) -> int | None:
     """The least of all that the file says, as vLLM takes it."""
     said = [fields.whole(name) for name in fields.names("max_model_len") if fields.has(name)]
     if said:
-        return min(said)
+        return max(min(said), _scaled_len(fields))
     return fields.whole("max_model_len") if fields.has("max_model_len") else None
+
+
+def _scaled_len(fields: Fields) -> int:
+    """What positions that are scaled by YaRN reach; 0 without."""
+    scaling = fields.get("rope_scaling") or fields.get("rope_parameters")
+    if not isinstance(scaling, Mapping) or "yarn" not in (scaling.get("rope_type"), scaling.get("type")):
+        return 0
+    factor, original = scaling.get("factor"), scaling.get("original_max_position_embeddings")
+    if isinstance(factor, int | float) and isinstance(original, int) and 0 < factor < MOST and 0 < original < MOST:
+        return int(factor * original)
+    return 0
 
 
 def _length_of_states(fields: Fields, layers: Sequence[Layer]) -> int | None:
@@ -236,18 +257,31 @@ _MATTERS = frozenset(
 """An unread field with one of these words in its name could change what a layer keeps."""
 
 _HARMLESS = re.compile(
-    r"use_cache|cache_implementation|(mamba_)?chunk_size(_feed_forward)?|(use|mamba)_conv_bias|mamba_d_ssm"
-    r"|.*(expert|moe|mlp|ffn|rope|norm|dropout).*|shared_intermediate_size|decoder_sparse_step|activation_sparsity_pattern"
-    r"|[qo]_lora_rank|index_(topk|n_heads|share|skip).*|blocksparse_.*|full_attention_interval|(add_)?cross_attention.*"
-    r"|_?sliding_window.*|max_window_layers|use_sliding_window|no_rope_layer_interval|hybrid_override_pattern"
+    r"use_cache|cache_implementation|(mamba_)?chunk_size(_feed_forward)?|(use|mamba)_conv_bias|mamba_d_ssm|kv_channels"
+    r"|.*(expert|moe|mlp|ffn|rope|norm|dropout|multiplier|embedding).*|shared_intermediate_size|decoder_sparse_step"
+    r"|activation_sparsity_pattern|[qo]_lora_rank|index_(topk|n_heads|share|skip).*|blocksparse_.*|local_radius"
+    r"|(add_)?cross_attention_(hidden|freq).*|add_cross_attention|sliding_window(_size)?|max_window_layers"
+    r"|no_rope_layer_interval|no_rope_layers|use_sliding_window"
 )
 """Known not to: they are of MLPs, positions, queries, kernels or other parts, or another name of what was read."""
 
 
-def _require_understood(fields: Fields) -> None:
+_TELLS_KINDS = frozenset(
+    (
+        *(field for family in FAMILIES for field in fields_of(family.pattern)),
+        *("mamba_layers", "layer_group_size", "global_head_dim", "attention_other_setting", "linear_attn_config"),
+        *("num_key_value_heads_per_layer", "per_layer_config", "block_configs", "num_global_key_value_heads"),
+    )
+)
+"""Fields by which some family tells its layers apart, or gives some of them a shape of their own."""
+
+
+def _require_understood(fields: Fields, own_fields: Set[str]) -> None:
     """ConfigError for a field that nobody read and that may change what a layer keeps."""
+    harmless = {"cla_share_factor"} if fields.get("use_cla") is False else set()
     for name in fields.unread():
-        if _MATTERS.intersection(name.split("_")) and not _HARMLESS.fullmatch(name):
+        matters = name in _TELLS_KINDS or _MATTERS.intersection(name.split("_"))
+        if matters and not _HARMLESS.fullmatch(name) and name not in own_fields | harmless:
             raise ConfigError(
                 f"{name} in a {fields.model_type!r} configuration is not known, and may change what a layer keeps: "
                 "take it out if it does not"

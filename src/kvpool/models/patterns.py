@@ -45,11 +45,11 @@ class Listed:
             return None
         if not isinstance(entries, str):
             entries = fields.sequence(self.field)
-        unknown = next((entry for entry in entries if not _is_key(entry) or entry not in self.meaning), None)
-        if unknown is not None:
+        unknown = [entry for entry in entries if not _is_key(entry) or entry not in self.meaning]
+        if unknown:
             known = ", ".join(map(repr, self.meaning))
             raise ConfigError(
-                f"{fields.name_of(self.field)} has {unknown!r}, unknown for {fields.model_type!r} models: "
+                f"{fields.name_of(self.field)} has {unknown[0]!r}, unknown for {fields.model_type!r} models: "
                 f"{known} are known"
             )
         return _require_length(fields, self.field, [self.meaning[entry] for entry in entries], num_layers)
@@ -96,22 +96,25 @@ class AtIndices:
     def words(self, fields: Fields, num_layers: int) -> Sequence[str] | None:
         if fields.get(self.field) is None:
             return None
-        indices = set(fields.sequence(self.field))
+        listed = fields.sequence(self.field)
         allowed = range(self.first, num_layers + self.first)
-        if not all(isinstance(index, int) and index in allowed for index in indices):
+        if not all(type(index) is int and index in allowed for index in listed):
             raise fields.wrong(self.field, f"layers are numbered {self.first} to {allowed[-1]}")
+        indices = set(listed)
         return [self.word if index in indices else self.other for index in allowed]
 
 
 @dataclass(frozen=True, slots=True)
 class FromOn:
-    """Layers from the number in the field on: `word`; those before: `other`."""
+    """Layers from the number in the field on: `word`; those before, and all where windows are not in use: `other`."""
 
     field: str
     word: str
     other: str
 
     def words(self, fields: Fields, num_layers: int) -> Sequence[str] | None:
+        if fields.get("sliding_window") is None or not fields.flag("use_sliding_window"):
+            return [self.other] * num_layers
         first = fields.whole_or(self.field, num_layers)
         return [self.other if index < first else self.word for index in range(num_layers)]
 
@@ -124,9 +127,10 @@ class Repeated:
     meaning: Mapping[Any, str]
 
     def words(self, fields: Fields, num_layers: int) -> Sequence[str] | None:
-        if not fields.get(self.field):
+        value = fields.get(self.field)
+        if not value or isinstance(value, int):
             return None
-        entries = list(fields.sequence(self.field))
+        entries = list(value if isinstance(value, str) else fields.sequence(self.field))
         return Listed(self.field, self.meaning).words(
             Fields({**fields.config, self.field: [entries[index % len(entries)] for index in range(num_layers)]}),
             num_layers,
@@ -148,29 +152,30 @@ def words_of(pattern: Pattern, fields: Fields, num_layers: int) -> Sequence[str]
     """A word for each layer. ConfigError when the file does not say it."""
     words = pattern.words(fields, num_layers)
     if words is None:
-        raise fields.missing(" or ".join(_fields_of(pattern)))
+        raise fields.missing(" or ".join(fields_of(pattern)))
     return words
 
 
 def num_listed(pattern: Pattern, fields: Fields) -> int | None:
     """How many layers a list has, where the file gives no count but a list."""
-    for name in _fields_of(pattern):
+    for name in fields_of(pattern):
         entries = fields.get(name)
         if isinstance(entries, str) or (isinstance(entries, Sequence) and entries):
             return len(entries)
     return None
 
 
-def _fields_of(pattern: Pattern) -> list[str]:
+def fields_of(pattern: Pattern) -> list[str]:
+    """The fields by which it tells kinds apart; of one in an object, the object."""
     match pattern:
         case FirstOf():
-            return [name for inner in pattern.patterns for name in _fields_of(inner)]
+            return [name for inner in pattern.patterns for name in fields_of(inner)]
         case AtOffset():
-            return [pattern.period]
+            return [pattern.period, pattern.offset]
         case Every():
             return []
         case _:
-            return [pattern.field]  # type: ignore[attr-defined]
+            return [pattern.field.partition(".")[0]]  # type: ignore[attr-defined]
 
 
 def _is_key(entry: object) -> bool:

@@ -63,3 +63,42 @@ def _mlp_width(block: Mapping[str, Any], hidden_size: int, index: int) -> int:
     if isinstance(times, bool) or not isinstance(times, int | float) or not 0 < times < 1_000:
         raise ConfigError(f"block_configs[{index}].ffn.ffn_mult is {times!r}: a number above 0 is needed")
     return -(-int(2 * times * hidden_size / 3) // 256) * 256
+
+
+def two_halves(config: Config) -> Config:
+    """A layer with attention in each of its halves (LongCat) is two layers."""
+    if config.get("num_layers") is None:
+        return config
+    return {**config, "num_hidden_layers": 2 * _whole(config, "num_layers")}
+
+
+def own_global_heads(config: Config) -> Config:
+    """Full layers have KV heads of their own only where keys serve as values (Gemma 4), and dimensions layer by layer.
+
+    ConfigError where single layers differ in something else.
+    """
+    rest = dict(config)
+    if not config.get("attention_k_eq_v"):
+        rest.pop("num_global_key_value_heads", None)
+    single = rest.pop("per_layer_config", None)
+    dims = {str(fields.get("head_dim")) for fields in (single or {}).values() if isinstance(fields, Mapping)}
+    if single and (len(dims) != 1 or any(set(fields) - {"head_dim"} for fields in single.values())):
+        raise ConfigError("per_layer_config gives single layers more than one head_dim: what they keep is not known")
+    return {**rest, "global_head_dim": int(dims.pop())} if single else rest
+
+
+def encoder_only(config: Config) -> Config:
+    """ConfigError for an encoder that is used as a decoder: it keeps what it was not made to keep."""
+    for name in ("is_decoder", "add_cross_attention"):
+        if config.get(name):
+            raise ConfigError(
+                f"{name} is true in a {config.get('model_type')!r} model: what its layers keep is not known"
+            )
+    return config
+
+
+def twice_as_wide_heads(config: Config) -> Config:
+    """Attention over two streams (Zamba 2): a head is twice as wide as usual, unless the file says how wide."""
+    if config.get("attention_head_dim") is not None:
+        return config
+    return {**config, "attention_head_dim": 2 * _whole(config, "hidden_size") // _whole(config, "num_attention_heads")}

@@ -18,6 +18,8 @@ from kvpool.plan.memory import Plan, plan_memory
 from kvpool.plan.overhead import DEVICE_KINDS, EngineSettings, overhead
 from kvpool.plan.rules import BLOCKS, Rule
 
+_MEASURED = ("hopper", "blackwell", "cdna")
+
 
 @dataclass(frozen=True, slots=True)
 class Host:
@@ -44,11 +46,21 @@ class Sizing:
     host: Host
     plan: Plan
     budgets: tuple[Budget, ...]
+    draft: Description | None = None
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What the figures stand on and no file says."""
-        return tuple(dict.fromkeys((*self.plan.model.assumed, *self._notes_on_weights())))
+        of_draft = () if self.draft is None else (f"of the draft: {note}" for note in self.draft.model.assumed)
+        return tuple(
+            dict.fromkeys((*self.plan.model.assumed, *self._notes_on_weights(), *of_draft, *self._on_device()))
+        )
+
+    def _on_device(self) -> tuple[str, ...]:
+        device = self.host.device
+        if not self.budgets or self.host.other_bytes is not None or device is None or device.architecture in _MEASURED:
+            return ()
+        return (f"overhead on {device.name} as on devices that starts are known of: {', '.join(_MEASURED)}",)
 
     def _notes_on_weights(self) -> tuple[str, ...]:
         if self.description.weights is None:
@@ -147,7 +159,7 @@ def size_model(
     )
     if max_model_len == 0:
         plan = _at_longest(plan)
-    return Sizing(description, host, plan, budgets)
+    return Sizing(description, host, plan, budgets, draft)
 
 
 def _at_longest(plan: Plan) -> Plan:

@@ -97,7 +97,7 @@ def lightning(fields: Fields) -> tuple[State]:
 
 def short_conv(fields: Fields) -> tuple[State]:
     """A gated short convolution: hidden size x (k - 1), no recurrence (LFM2)."""
-    channels = fields.whole("hidden_size")
+    channels = fields.whole_or("conv_dim", fields.whole("hidden_size"))
     return (State(num_heads=channels, conv_bytes=_conv_bytes(fields, channels * _columns(fields))),)
 
 

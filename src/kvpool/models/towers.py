@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from kvpool.models.fields import Fields
+from kvpool.models.heads import whole_entry
 from kvpool.models.traits import Traits, holds
 from kvpool.models.weights import Part, Weight
 
@@ -116,9 +117,9 @@ def _kimi(vision: Fields, hidden: int) -> Iterator[Weight]:
     """Not divided: vLLM has all of it on every rank."""
     width, mlp = vision.whole("vt_hidden_size"), vision.whole("vt_intermediate_size")
     yield from Blocks(vision.whole("vt_num_hidden_layers"), width, mlp, num_heads=1)
-    rows, columns = vision.sequence("merge_kernel_size")
+    rows, columns = (whole_entry(vision, "merge_kernel_size", at) for at in (0, 1))
     positions = vision.whole("init_pos_emb_height") * vision.whole("init_pos_emb_width") * width
-    merged = width * int(rows) * int(columns)
+    merged = width * rows * columns
     projector = _linear(merged, merged) + _linear(merged, hidden)
     yield _around(_linear(_patch(vision), width), positions, 4 * width, projector)
 
@@ -179,8 +180,8 @@ _BY_LANGUAGE_MODEL: Mapping[str, _Tower] = {
     "minimax_m3_vl": _minimax,
     "llama": _clip,
 }
-_HINTS = ("vision_config", "mm_vision_tower", "img_processor", "vision_tower")
-"""Fields that tell of a tower."""
+_HINTS = ("vision_config", "mm_vision_tower", "img_processor", "vision_tower", "audio_config", "audio_tower")
+"""Fields that tell of a tower, of images or of sound."""
 
 
 def tower(fields: Fields) -> Iterator[Weight]:
@@ -190,7 +191,7 @@ def tower(fields: Fields) -> Iterator[Weight]:
         return
     read, config = _BY_LANGUAGE_MODEL.get(fields.model_type), fields.get("vision_config")
     if read is None or not isinstance(config, Mapping):
-        fields.assume(f"no weights of an image tower, though there is {name}: its layers are not known")
+        fields.assume(f"no weights of a tower, though there is {name}: its layers are not known")
         return
     yield from read(Fields({"model_type": fields.model_type, **config}), fields.whole("hidden_size"))
 

@@ -34,16 +34,16 @@ def steady_blocks(kinds: Sequence[LayerKind], num_tokens: int, num_encoder_token
     return max_blocks(kinds, num_tokens, 1, num_encoder_tokens)
 
 
-def max_tokens(blocks_of: Callable[[int], int], num_blocks: int) -> int:
-    """The longest request that `num_blocks` hold: `blocks_of`, which never falls, turned round. At most MAX_TOKENS."""
-    fits, too_long = 0, MAX_TOKENS + 1
-    while too_long - fits > 1:
-        middle = (fits + too_long) // 2
-        if blocks_of(middle) <= num_blocks:
-            fits = middle
+def longest(fits: Callable[[int], bool]) -> int:
+    """The most tokens that fit, where whatever is shorter fits too. At most MAX_TOKENS; 0 where not even one does."""
+    found, too_long = 0, MAX_TOKENS + 1
+    while too_long - found > 1:
+        middle = (found + too_long) // 2
+        if fits(middle):
+            found = middle
         else:
             too_long = middle
-    return fits
+    return found
 
 
 def scratch_blocks(kind: LayerKind) -> int:

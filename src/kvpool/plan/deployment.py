@@ -82,11 +82,13 @@ class Deployment:
 
     def caches(self, model: Model, draft: Model | None, rule: Rule) -> Specs:
         """What the layers keep on a rank, the draft's among them, as the rule takes them."""
+        if self.mtp and not model.draft:
+            raise ConfigError(f"{model.name} has no draft heads: leave out mtp")
         target = {name: self._adapted(spec, rule) for name, spec in model.caches(with_draft=self.mtp).items()}
         if not rule.shares_index:
             target = _all_with_index(target)
         if self.dcp > 1:
-            _require_divisible_tokens(target)
+            _require_divisible_tokens(target, self.tp, self.dcp)
         beside = () if draft is None else draft.caches().items()
         return {
             **{name: self._replicated(spec) if _is_draft(name) else spec for name, spec in target.items()},
@@ -99,9 +101,11 @@ class Deployment:
         if rule.counts != "vllm":
             layout = group_layers(caches, size, self.tp)
         elif is_compressed(caches):
+            if self.pp not in (1, (1,)) and rule.packing != "groups":
+                raise ConfigError(f"how {rule.name} packs compressed latents over stages is not known: vllm-0.27.0 is")
             layout = packed_layout(caches, rule.packing)
         else:
-            layout = layout_of_vllm(caches, size, self.tp, rule.most_uneven)
+            layout = layout_of_vllm(caches, size, self.tp, rule)
         return layout if self.dcp == 1 else _over_ranks(layout, self.dcp)
 
     def owners(self, model: Model, caches: Specs) -> list[list[LayerName]]:
@@ -141,7 +145,9 @@ class Deployment:
                     scale_bytes=spec.scale_bytes * self.dcp,
                 )
             case _ if self.dcp > 1:
-                raise ConfigError(f"a draft beside dcp {self.dcp} keeps {spec!r}: attention is needed")
+                raise ConfigError(
+                    f"dcp {self.dcp} with a draft that keeps latents or states is not known: leave one out"
+                )
         return spec
 
 
@@ -158,8 +164,14 @@ def _all_with_index(caches: Specs) -> dict[LayerName, LayerSpec]:
     }
 
 
-def _require_divisible_tokens(caches: Specs) -> None:
+def _require_divisible_tokens(caches: Specs, tp: int, dcp: int) -> None:
+    """Only what several ranks would have otherwise can be divided among them by its tokens."""
     for name, spec in caches.items():
+        if isinstance(spec, Attention) and not _is_draft(name) and spec.num_kv_heads * dcp > tp:
+            raise ConfigError(
+                f"dcp {dcp} divides tokens among ranks that have the same heads: {spec.num_kv_heads} KV heads on "
+                f"{tp} ranks leave {max(tp // spec.num_kv_heads, 1)}"
+            )
         if isinstance(spec, CachedSpec) and not isinstance(spec.kind, FullAttention):
             raise ConfigError(
                 f"dcp divides the tokens of full attention alone, and layer {name!r} is {type(spec.kind).__name__}: "

@@ -21,7 +21,7 @@ def explain(plan: Plan, budgets: Sequence[Budget] = ()) -> Iterator[str]:
     yield "What the layers keep of a token on a rank, or of a request"
     for index, stage in enumerate(plan.stages):
         yield from _contents(plan, stage, f"stage {index}: " if len(plan.stages) > 1 else "")
-    yield "Groups over one pool"
+    yield "Groups over one pool" + (", the layers of all stages together" if len(plan.stages) > 1 else "")
     yield from (f"  {line.strip()}" for line in plan.layout.report().splitlines())
     yield "Blocks"
     yield from _blocks(plan)
@@ -92,9 +92,12 @@ def _request(plan: Plan) -> Iterator[str]:
     for kind, count in counts.items():
         times = f"{count} x " if count > 1 else ""
         blocks = plan.blocks_of(kind, plan.max_model_len)
-        yield f"  {times}{kind_in_words(kind)}: {_blocks_in_words(plan, kind)} = {blocks:,}"
+        each = " each" if count > 1 else ""
+        yield f"  {times}{kind_in_words(kind)}: {_blocks_in_words(plan, kind)} = {blocks:,}{each}"
     needed = plan.blocks_per_request(plan.max_model_len)
     yield f"  together {needed:,} blocks of {plan.block_bytes:,} B: {gib(needed * plan.block_bytes)}"
+    if plan.rule.counts == "vllm":
+        return
     least = gib(plan.least_bytes(plan.max_model_len))
     yield f"  while it decodes: {plan.steady_blocks(plan.max_model_len):,}; its content alone: {least}"
 
@@ -109,7 +112,7 @@ def _blocks_in_words(plan: Plan, kind: LayerKind) -> str:
         case ChunkedLocal():
             return f"at most ceil(min({kind.chunk_size:,} + {chunk:,} in flight, {length:,}) / {size:,})"
         case StateSpace():
-            of_vllm = plan.rule.counts == "vllm" and cache_mode(plan.rule, plan.deployment) == "none"
+            of_vllm = plan.rule.counts == "vllm" and cache_mode(plan.layout, plan.rule, plan.deployment) == "none"
             held = "the state" if of_vllm else "the states that a step starts from and ends with"
             return f"{held}, and {kind.num_scratch_blocks} for drafts" if kind.num_scratch_blocks else held
         case CrossAttention():

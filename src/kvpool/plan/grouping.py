@@ -24,7 +24,17 @@ from typing import TypeAlias, TypeVar
 from kvpool.errors import ConfigError
 from kvpool.plan.kinds import cdiv
 from kvpool.plan.layout import Alternative, Group, Layout
-from kvpool.plan.pages import CachedLayer, LayerName, LayerPage, own_pages, padded_pages, raised_pages, stacked_pages
+from kvpool.plan.pages import (
+    BLOCK_STEP,
+    CachedLayer,
+    LayerName,
+    LayerPage,
+    own_pages,
+    padded_pages,
+    raised_pages,
+    stacked_pages,
+)
+from kvpool.plan.rules import Rule
 from kvpool.plan.spec import CachedSpec, EncoderOnly, Latent, LayerSpec, SharedKV, require_whole
 
 Layers: TypeAlias = (
@@ -56,10 +66,12 @@ def layouts(layers: Layers, block_size: int = 16, tp: int = 1) -> tuple[Layout, 
     return tuple(replace(layout, shared=shared, uncached=uncached) for layout in found)
 
 
-def layout_of_vllm(layers: Layers, block_size: int, tp: int, most_uneven: float) -> Layout:
-    """The layout that vLLM makes: block sizes raised until pages are equal, what cannot be raised is padded.
+def layout_of_vllm(layers: Layers, block_size: int, tp: int, rule: Rule) -> Layout:
+    """The layout that a release of vLLM makes: block sizes raised until pages are equal, states padded, and by release
+    other pages too. Layers of unequal heads are kept apart, unless all are of one kind.
 
-    Groups have the layers of the rarest kind; those of the commonest while these are fewer than `most_uneven` times.
+    Groups have the layers of the rarest kind; those of the commonest while these are few enough more. ConfigError where
+    that release has no layout.
     """
     cached, shared, uncached = _sorted_out(_named(layers), block_size, tp)
     kinds = _buckets(cached, lambda layer: layer.kind)
@@ -68,10 +80,26 @@ def layout_of_vllm(layers: Layers, block_size: int, tp: int, most_uneven: float)
     if len(kinds) < 2:
         (layout,) = _candidates(cached, block_size)
     else:
-        buckets = _buckets(raised_pages(cached, block_size), lambda page: page.kind).values()
+        has_latents = any(isinstance(layer.spec, Latent) for layer in cached)
+        pages = raised_pages(cached, block_size, rule.state_step_of_latents if has_latents else BLOCK_STEP)
+        pairs = list(zip(cached, pages, strict=True))
+        if not rule.pads_pages:
+            _require_equal_pages(pairs, rule)
+        by_spec = _buckets(pairs, lambda pair: (pair[1].kind, pair[0].spec)).values()
+        buckets = [[page for _, page in bucket] for bucket in by_spec]
         rarest, *_, commonest = sorted(map(len, buckets))
-        layout = _padded_groups(buckets, commonest if commonest < most_uneven * rarest else rarest)
+        layout = _padded_groups(buckets, commonest if commonest < rule.most_uneven * rarest else rarest)
     return replace(layout, shared=shared, uncached=uncached)
+
+
+def _require_equal_pages(pairs: Iterable[tuple[CachedLayer, LayerPage]], rule: Rule) -> None:
+    """ConfigError where a page of attention would have to be padded."""
+    for layer, page in pairs:
+        if not layer.is_state and page.page_bytes > page.kept_bytes:
+            raise ConfigError(
+                f"{rule.name} has no layout for these layers: the page of layer {layer.name!r}, {page.kept_bytes:,} B, "
+                f"does not divide the largest, {page.page_bytes:,} B; 0.24.0 and later pad it, and so does kvpool"
+            )
 
 
 def _sorted_out(

@@ -1,7 +1,7 @@
 """How many requests of many lengths run at a time, where a plan promises for one length.
 
 At a random moment a request is there for as long as it takes: each of its outputs is a step, so those of long outputs
-are met more often. It stands anywhere between its prompt and its end.
+are met more often. It stands anywhere between its prompt and its end, and grows evenly on the way.
 
 Knows nothing of: traces, arrival times, prefixes that requests share.
 """
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from math import sqrt
 
 from kvpool.errors import ConfigError
+from kvpool.plan.demand import MAX_TOKENS
 from kvpool.plan.memory import Plan
 from kvpool.plan.spec import require_whole
 
@@ -36,9 +37,14 @@ class Lengths:
         """From pairs that carry how often they come."""
         kept = []
         for (num_prompt, num_output), count in counts:
-            require_whole("a prompt's length", num_prompt, 0)
-            require_whole("an output's length", num_output, 0)
-            if require_whole("a count", count, 0) and num_prompt + num_output:
+            for what, number in (
+                ("a prompt's length", num_prompt),
+                ("an output's length", num_output),
+                ("a count", count),
+            ):
+                if require_whole(what, number, 0) > MAX_TOKENS:
+                    raise ConfigError(f"{what} is above {MAX_TOKENS:,}, which is the most")
+            if count and num_prompt + num_output:
                 kept.append(((num_prompt, num_output), count))
         if not kept:
             raise ConfigError("no lengths are given: 1 or more requests of 1 token or more")
@@ -67,7 +73,7 @@ class Concurrency:
     safe_requests: int
     """So many leave the pool unfilled 99 % of the time."""
     at_full_length: float
-    """So many are sure to end, were all at their full length at once."""
+    """So many of what is met at a random moment are sure to end: each has room for its full length."""
     num_too_long: int
     """Requests that are longer than `max_model_len` or than the pool: not counted."""
 
@@ -81,11 +87,12 @@ def concurrency(plan: Plan, lengths: Lengths) -> Concurrency:
             f"{min(plan.longest or plan.max_model_len, plan.max_model_len):,} tokens"
         )
     weights = [max(output, 1) * count for (_, output), count in fitting]
-    blocks = [plan.steady_blocks(max(prompt + output // 2, 1)) for (prompt, output), _ in fitting]
     total = sum(weights)
-    mean = sum(weight * held for weight, held in zip(weights, blocks, strict=True)) / total
-    variance = sum(weight * (held - mean) ** 2 for weight, held in zip(weights, blocks, strict=True)) / total
-    whole = sum(plan.admitted_blocks(sum(pair)) * count for pair, count in fitting) / sum(count for _, count in fitting)
+    ends = [(plan.steady_blocks(max(p, 1)), plan.steady_blocks(max(p + output, 1))) for (p, output), _ in fitting]
+    mean = sum(w * (first + last) / 2 for w, (first, last) in zip(weights, ends, strict=True)) / total
+    squares = ((first + last) ** 2 / 4 + (last - first) ** 2 / 12 for first, last in ends)
+    variance = max(sum(w * square for w, square in zip(weights, squares, strict=True)) / total - mean**2, 0)
+    whole = sum(w * plan.admitted_blocks(sum(pair)) for w, (pair, _) in zip(weights, fitting, strict=True)) / total
     return Concurrency(
         lengths.mean_tokens,
         mean,

@@ -15,7 +15,7 @@ from math import inf
 
 from kvpool.errors import ConfigError
 from kvpool.plan import demand
-from kvpool.plan.accounting import Counting, vllm_blocks, vllm_tokens
+from kvpool.plan.accounting import Counting, vllm_blocks, vllm_needed_bytes, vllm_tokens
 from kvpool.plan.deployment import Deployment, by_stage
 from kvpool.plan.kinds import FullAttention, LayerKind
 from kvpool.plan.layout import Layout
@@ -96,8 +96,7 @@ class Plan:
     def blocks_of(self, kind: LayerKind, num_tokens: int) -> int:
         """The part of it that one group of this kind has."""
         if self.rule.counts == "vllm":
-            counting = Counting(self.rule, self.deployment, num_tokens, self.model.num_encoder_tokens)
-            return counting.blocks(kind)
+            return self._counting(num_tokens).blocks(kind)
         return demand.max_blocks(
             [kind], num_tokens, self.deployment.max_num_batched_tokens, self.model.num_encoder_tokens
         )
@@ -189,20 +188,29 @@ class Plan:
     @property
     def fits(self) -> bool:
         """Whether one request of `max_model_len` can run."""
-        return self.keeps_nothing or self.blocks_per_request(self.max_model_len) <= self._blocks_for_one
+        return self._has_room(self.max_model_len)
 
     @cached_property
     def longest(self) -> int | None:
         """The longest request that can run; None where any can, 0 where none can."""
-        if self.keeps_nothing:
-            return None
-        found = demand.max_tokens(lambda length: self.blocks_per_request(max(length, 1)), self._blocks_for_one)
+        found = demand.longest(self._has_room)
         return None if found == demand.MAX_TOKENS else found
 
-    @property
-    def _blocks_for_one(self) -> int:
-        with_null_block = self.rule.counts == "vllm" and not self.rule.subtracts_null_block
-        return self.num_blocks if with_null_block else self.num_usable_blocks
+    def _has_room(self, num_tokens: int) -> bool:
+        """On every stage."""
+        return all(self.needed_bytes(num_tokens, index) <= stage.kv_bytes for index, stage in enumerate(self.stages))
+
+    def needed_bytes(self, num_tokens: int, stage: int = 0) -> int:
+        """What one request needs to run alone, on a rank of a stage: its blocks and the null block, or by the rule."""
+        if self.keeps_nothing:
+            return 0
+        block_bytes = self.stages[stage].block_bytes
+        if self.rule.counts == "vllm":
+            return vllm_needed_bytes(self.layout, self.rule, self._counting(num_tokens), block_bytes)
+        return (self.admitted_blocks(num_tokens) + 1) * block_bytes
+
+    def _counting(self, num_tokens: int) -> Counting:
+        return Counting(self.layout, self.rule, self.deployment, num_tokens, self.model.num_encoder_tokens)
 
     def kv_bytes_for(self, num_requests: int, num_tokens: int) -> tuple[int, ...]:
         """The inverse: memory for the cache, on a rank of each stage, for so many requests of that length at a time."""
@@ -229,12 +237,11 @@ class Plan:
         """Why one request of `max_model_len` cannot run: stage, need, have, and the way out. None where it can."""
         if self.fits:
             return None
-        needed = self.blocks_per_request(self.max_model_len) + self.num_blocks - self._blocks_for_one
+        needed = [self.needed_bytes(self.max_model_len, index) for index in range(len(self.stages))]
         lacking = [
-            f"{self._stage_in_words(index)}needs {needed * stage.block_bytes / GIB:,.2f} GiB "
-            f"and has {stage.kv_bytes / GIB:,.2f}"
+            f"{self._stage_in_words(index)}needs {_apart(needed[index], stage.kv_bytes)}"
             for index, stage in enumerate(self.stages)
-            if stage.num_blocks is not None and stage.num_blocks < needed
+            if needed[index] > stage.kv_bytes
         ]
         way_out = f"{self.longest:,} tokens are the longest that fit (--max-model-len {self.longest})"
         what = f"a request of {self.max_model_len:,} tokens{':' if len(self.stages) > 1 else ''}"
@@ -242,6 +249,13 @@ class Plan:
 
     def _stage_in_words(self, index: int) -> str:
         return f"stage {index} ({self.stages[index].num_layers} layers) " if len(self.stages) > 1 else ""
+
+
+def _apart(needed: int, available: int) -> str:
+    """In GiB, or in bytes where that looks the same."""
+    if f"{needed / GIB:.2f}" == f"{available / GIB:.2f}":
+        return f"{needed:,} B with the null block and has {available:,}"
+    return f"{needed / GIB:,.2f} GiB and has {available / GIB:,.2f}"
 
 
 def plan_memory(
@@ -271,7 +285,8 @@ def plan_memory(
     stages = []
     for num_layers, names, available in zip(deployment.stages_of(model), owners, memory, strict=True):
         specs = Counter(spec for spec in map(caches.__getitem__, names) if isinstance(spec, CachedSpec))
-        stages.append(Stage(num_layers, available, layout.stage_block_bytes(names), tuple(specs.items())))
+        block_bytes = layout.stage_block_bytes(names) if rule.projects_stages else layout.block_bytes
+        stages.append(Stage(num_layers, available, block_bytes, tuple(specs.items())))
     if len(stages) == 1:
         stages = [replace(stages[0], block_bytes=layout.block_bytes)]
     return Plan(model, layout, tuple(stages), deployment, rule, length)

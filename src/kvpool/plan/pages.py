@@ -71,12 +71,12 @@ def padded_pages(layers: Sequence[CachedLayer], block_size: int) -> list[LayerPa
     return [_padded(layer, block_size, largest) for layer in layers]
 
 
-def raised_pages(layers: Sequence[CachedLayer], block_size: int) -> list[LayerPage]:
+def raised_pages(layers: Sequence[CachedLayer], block_size: int, step: int = BLOCK_STEP) -> list[LayerPage]:
     """All pages equally large: by a larger block size where that gives exactly the largest page, by padding elsewhere.
 
-    ConfigError when a page can be neither raised nor padded.
+    A state raises block sizes in multiples of `step`. ConfigError when a page can be neither raised nor padded.
     """
-    block_size = _block_size_of_layers(layers, block_size)
+    block_size = _block_size_of_layers(layers, block_size, step)
     largest = max(layer.page_bytes(block_size) for layer in layers)
     return [_raised(layer, block_size, largest) for layer in layers]
 
@@ -101,16 +101,18 @@ def stacked_pages(kinds: Sequence[Sequence[Sequence[CachedLayer]]], block_size: 
     ]
 
 
-def block_size_for(state_bytes: int, token_bytes: int, kinds: Iterable[LayerKind], block_size: int) -> int:
-    """The block size at which `token_bytes` a token hold `state_bytes`: the given one, or a multiple of 16 above it.
+def block_size_for(
+    state_bytes: int, token_bytes: int, kinds: Iterable[LayerKind], block_size: int, step: int = BLOCK_STEP
+) -> int:
+    """The block size at which `token_bytes` a token hold `state_bytes`: the given one, or a multiple of `step`.
 
     ConfigError when chunks do not end on the borders of any block that large.
     """
     if not token_bytes or token_bytes * block_size >= state_bytes:
         return block_size
-    least = BLOCK_STEP * cdiv(state_bytes, BLOCK_STEP * token_bytes)
+    least = step * cdiv(state_bytes, step * token_bytes)
     chunk = gcd(*(kind.chunk_size for kind in kinds if isinstance(kind, ChunkedLocal)))
-    fitting = [size for size in _divisors(chunk) if size >= least and size % BLOCK_STEP == 0]
+    fitting = [size for size in _divisors(chunk) if size >= least and size % step == 0]
     if chunk and not fitting:
         raise ConfigError(
             f"a state of {state_bytes:,} B and attention of {token_bytes:,} B a token cannot share a page: that takes "
@@ -139,11 +141,11 @@ def _sized(kind: LayerKind, block_size: int) -> LayerKind:
     return replace(kind, block_size=block_size)
 
 
-def _block_size_of_layers(layers: Sequence[CachedLayer], block_size: int) -> int:
+def _block_size_of_layers(layers: Sequence[CachedLayer], block_size: int, step: int = BLOCK_STEP) -> int:
     """The smallest at which the widest attention layer holds the largest state."""
     tokens = max((layer.page_bytes(1) for layer in layers if not layer.is_state), default=0)
     state = max((layer.page_bytes(1) for layer in layers if layer.is_state), default=0)
-    return block_size_for(state, tokens, [layer.kind for layer in layers], block_size)
+    return block_size_for(state, tokens, [layer.kind for layer in layers], block_size, step)
 
 
 def _raised(layer: CachedLayer, block_size: int, largest: int) -> LayerPage:

@@ -49,8 +49,17 @@ class Rule:
     latent_block_size: Mapping[str, int] | None = None
     """By architecture of the device; None: as all layers."""
     index_block_size: int | None = None
+    capacity: str = "groups"
+    """What must hold one request: the pages of its layers ("layers"), the first group's blocks alone ("first"), or the
+    blocks of all groups."""
     subtracts_null_block: bool = True
-    """From what must hold one request."""
+    """From that."""
+    pads_pages: bool = True
+    """Pages of attention that cannot be made equal otherwise are padded; else there is no layout."""
+    state_step_of_latents: int = 16
+    """The block size of latents that a state raises is a multiple of this."""
+    projects_stages: bool = True
+    """A pipeline stage of one group of unequal pages has its own layers' pages; else all layers'."""
     packing: str = "groups"
     """Of compressed caches: "tuples" of pages, "slots" of each page, or "groups"."""
     shares_index: bool = True
@@ -85,7 +94,11 @@ CHANGES: Mapping[str, Steps] = {
         ((0, 18, 0), _MLA_NEW),
     ],
     "index_block_size": [((0, 11, 0), 64)],
+    "capacity": [((0, 11, 0), "layers"), ((0, 14, 0), "first"), ((0, 19, 0), "groups")],
     "subtracts_null_block": [((0, 11, 0), False), ((0, 29, 0), True)],
+    "pads_pages": [((0, 11, 0), False), ((0, 24, 0), True)],
+    "state_step_of_latents": [((0, 11, 0), 16), ((0, 11, 2), 64), ((0, 20, 0), 16), ((0, 27, 0), 128)],
+    "projects_stages": [((0, 11, 0), False), ((0, 17, 0), True)],
     "packing": [((0, 11, 0), "none"), ((0, 20, 0), "tuples"), ((0, 23, 0), "slots"), ((0, 27, 0), "groups")],
     "shares_index": [((0, 11, 0), False), ((0, 24, 0), True)],
     "batch_limits": [
