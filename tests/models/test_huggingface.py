@@ -335,6 +335,13 @@ def test_windows_and_halves_as_the_classes_have_them(config: dict[str, Any], exp
     assert kinds(read_model({**LLAMA, **config})) == expected
 
 
+def test_latents_are_the_class_default_unless_the_file_says_null() -> None:
+    deepseek = {**LLAMA, "model_type": "deepseek_v3", "num_hidden_layers": 1}
+    assert read_model(deepseek).layers == ((Latent(512, 64),),)
+    assert kinds(read_model({**deepseek, "kv_lora_rank": None})) == {"full": 1}
+    assert attention(read_model({**deepseek, "use_mla": False}).layers[0]).num_kv_heads == 8
+
+
 def test_the_width_of_a_cache_is_not_that_of_the_weights() -> None:
     found = read_model({**LLAMA, "dtype": "float8_e4m3fn"})
     assert attention(found.layers[0]).element_bytes == 2

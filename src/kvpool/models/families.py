@@ -78,6 +78,8 @@ def _nth(name: str, other: str = "window") -> Pattern:
 _MAMBA2 = {"state_groups": 1, "state_expand": 2, "conv_kernel": 4}
 _LATER = FirstOf((_TYPES, FromOn("max_window_layers", "window", "full")))
 _WINDOWS_OFF = {"use_sliding_window": False, "max_window_layers": 28}
+_QWEN_HYBRID = {"full_attention_interval": 4, "head_dim": 256, "conv_kernel": 4}
+_LATENT = {"kv_lora_rank": 512, "qk_rope_head_dim": 64}
 _LLAMA = {"num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32, "intermediate_size": 11008}
 
 FAMILIES: tuple[Family, ...] = (
@@ -87,30 +89,32 @@ FAMILIES: tuple[Family, ...] = (
             *("phi3small", "stablelm", "stablelm_epoch", "gptj", "gpt_neox", "gpt2", "gpt_neox_japanese"),
             *("codegen", "opt", "bloom", "mpt", "baichuan", "internlm", "internlm2", "exaone", "qwen"),
             *("olmo", "olmo2", "olmoe", "cohere", "granite", "granitemoe", "granitemoeshared", "dbrx", "persimmon"),
-            *("glm4", "glm4_moe", "minicpm", "nemotron", "xverse", "aquila", "orion", "arctic", "jais", "llava"),
+            *("glm4_moe", "minicpm", "nemotron", "xverse", "aquila", "orion", "arctic", "jais", "llava"),
             *("hunyuan_v1_dense", "hunyuan_v1_moe", "arcee", "deepseek"),
             *("bitnet", "biogpt", "qwen3_vl_text", "qwen3_vl_moe_text", "helium", "apertus", "dots1"),
-            *("RefinedWeb", "RefinedWebModel", "mistral4", "bailing_moe", "solar", "openelm"),
+            *("RefinedWeb", "RefinedWebModel", "bailing_moe", "solar", "openelm"),
         ),
         _ALIKE,
     ),
     Family(("mistral",), _ALIKE, defaults={"num_key_value_heads": 8, "sliding_window": 4096}),
     Family(("mixtral", "seed_oss"), _ALIKE, defaults={"num_key_value_heads": 8}),
-    Family(("internlm3", "starcoder2", "glm"), _ALIKE, defaults={"num_key_value_heads": 2}),
+    Family(("internlm3", "starcoder2", "glm", "glm4"), _ALIKE, defaults={"num_key_value_heads": 2}),
     Family(("falcon", "gpt_bigcode"), _ALIKE, defaults={"multi_query": True}),
-    Family(("ernie4_5", "ernie4_5_moe"), _ALIKE, defaults={"head_dim": 128}),
+    Family(("ernie4_5", "ernie4_5_moe"), _ALIKE, defaults={"head_dim": 128, "num_key_value_heads": 4}),
     Family(("llama", "text_llama"), _ALIKE, defaults=_LLAMA | {"max_model_len": 2048}),
     Family(("nemotron-nas",), Every("full"), rewrite=rewrites.block_configs),
-    Family(("deepseek_v2", "deepseek_v3", "kimi_k2", "minicpm3", "glm4_moe_lite"), _ALIKE),
-    Family(("longcat_flash",), _ALIKE, rewrite=rewrites.two_halves),
-    Family(("deepseek_v32", "glm_moe_dsa"), _ALIKE),
+    Family(("deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe_lite"), _ALIKE, defaults=_LATENT),
+    Family(("mistral4",), _ALIKE, defaults={"kv_lora_rank": 256, "qk_rope_head_dim": 64}),
+    Family(("minicpm3",), _ALIKE, defaults={"kv_lora_rank": 256, "qk_rope_head_dim": 32}),
+    Family(("longcat_flash",), _ALIKE, defaults=_LATENT, rewrite=rewrites.two_halves),
+    Family(("deepseek_v32", "glm_moe_dsa"), _ALIKE, defaults=_LATENT),
     Family(
         ("qwen2", "qwen2_moe", "qwen2_vl", "qwen2_5_vl", "qwen2_vl_text", "qwen2_5_vl_text", "mimo", "smollm3"),
         _LATER,
         defaults=_WINDOWS_OFF,
     ),
     Family(("qwen3",), _LATER, defaults={"head_dim": 128, **_WINDOWS_OFF}),
-    Family(("qwen3_moe",), _LATER, defaults={"num_key_value_heads": 4, **_WINDOWS_OFF}),
+    Family(("qwen3_moe",), _ALIKE, defaults={"num_key_value_heads": 4, "use_sliding_window": False}),
     Family(("chatglm",), Every("full"), aliases={"num_hidden_layers": ("num_layers",), "head_dim": ("kv_channels",)}),
     Family(("gemma",), Every("full"), defaults={"head_dim": 256, "num_key_value_heads": 16}),
     Family(
@@ -135,12 +139,24 @@ FAMILIES: tuple[Family, ...] = (
     Family(
         ("gemma3n_text",),
         _nth("sliding_window_pattern"),
-        defaults={"sliding_window_pattern": 5, "sliding_window": 512, "head_dim": 256, "num_shared_layers": 15},
+        defaults={
+            "sliding_window_pattern": 5,
+            "sliding_window": 512,
+            "head_dim": 256,
+            "num_shared_layers": 15,
+            "num_key_value_heads": 2,
+        },
     ),
     Family(
         ("gemma4_text",),
         _nth("sliding_window_pattern"),
-        defaults={"sliding_window_pattern": 6, "sliding_window": 512, "head_dim": 256, "global_head_dim": 512},
+        defaults={
+            "sliding_window_pattern": 6,
+            "sliding_window": 512,
+            "head_dim": 256,
+            "global_head_dim": 512,
+            "num_key_value_heads": 4,
+        },
         rewrite=rewrites.own_global_heads,
         own_names={"full": {"num_key_value_heads": ("num_global_key_value_heads",), "head_dim": ("global_head_dim",)}},
     ),
@@ -294,17 +310,27 @@ FAMILIES: tuple[Family, ...] = (
         defaults={"state_groups": 8, "state_expand": 2, "conv_kernel": 4},
     ),
     Family(
-        ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"),
+        ("qwen3_next", "qwen3_5_moe_text"),
         _nth("full_attention_interval", "state"),
         {"state": states.gated_delta_net},
-        defaults={"full_attention_interval": 4, "head_dim": 256, "conv_kernel": 4, "num_key_value_heads": 2},
+        defaults=_QWEN_HYBRID | {"num_key_value_heads": 2},
+    ),
+    Family(
+        ("qwen3_5_text",),
+        _nth("full_attention_interval", "state"),
+        {"state": states.gated_delta_net},
+        defaults=_QWEN_HYBRID | {"num_key_value_heads": 4},
     ),
     Family(
         ("minimax", "minimax_text_01", "minimax_m1"),
         FirstOf((_TYPES, Listed("attn_type_list", {0: "state", 1: "full"}))),
         {"state": states.lightning},
     ),
-    Family(("minimax_m2",), FirstOf((_TYPES, Listed("attn_type_list", {1: "full"}), Every("full")))),
+    Family(
+        ("minimax_m2",),
+        FirstOf((_TYPES, Listed("attn_type_list", {1: "full"}), Every("full"))),
+        defaults={"head_dim": 128, "num_key_value_heads": 8},
+    ),
     Family(
         ("minimax_m3_vl", "minimax_m3"),
         Listed("sparse_attention_config.sparse_attention_freq", {0: "full", 1: "full+index"}),
@@ -325,6 +351,7 @@ FAMILIES: tuple[Family, ...] = (
             "linear_head_dim": ("linear_head_dim", "linear_attn_config.head_dim"),
             "conv_kernel": ("linear_conv_kernel_dim", "linear_attn_config.short_conv_kernel_size"),
         },
+        defaults=_LATENT,
     ),
     Family(
         ("lfm2", "lfm2_moe"),

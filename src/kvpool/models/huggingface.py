@@ -62,7 +62,8 @@ def read_model(
         draft=_draft(fields, reader, family),
     )
     if any(not isinstance(spec, EncoderOnly) for layer in layers for spec in layer):
-        _require_understood(fields, set(fields_of(family.pattern)))
+        own = {path.partition(".")[0] for name in fields_of(family.pattern) for path in fields.names(name)}
+        _require_understood(fields, own)
     return replace(model, assumed=tuple(fields.assumed))
 
 
