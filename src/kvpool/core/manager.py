@@ -4,7 +4,6 @@ Owns: the block tables of live requests.
 Knows nothing of: scheduling, models, devices, time.
 """
 
-import logging
 import operator
 from collections.abc import Collection, Iterable, Sequence
 from itertools import chain
@@ -15,7 +14,7 @@ from kvpool.core.block_pool import BlockPool
 from kvpool.core.block_table import BlockTable
 from kvpool.core.damage import Damage, bad_blocks, num_good_tokens
 from kvpool.core.decode_batch import DecodeBatch, StepResult
-from kvpool.core.gauges import usage
+from kvpool.core.gauges import Gauges
 from kvpool.core.groups import Groups
 from kvpool.core.hashing import DEFAULT_SEED, BlockHasher
 from kvpool.core.hit import Hit, HitEnd
@@ -29,15 +28,11 @@ from kvpool.events import Event, EventLog
 from kvpool.plan import demand
 from kvpool.plan.kinds import FullAttention, LayerKind
 from kvpool.plan.memory import Plan
-from kvpool.stats import CacheStats, Usage
-from kvpool.types import NULL_BLOCK, BlockHash, BlockId, GroupId, RequestId
-
-_LOG = logging.getLogger(__name__)
-LARGE_HIT = 1024
-"""A cache that cannot hit prefixes of so many tokens says so when it is made."""
+from kvpool.stats import CacheStats
+from kvpool.types import NULL_BLOCK, BlockId, RequestId
 
 
-class KVCacheManager:
+class KVCacheManager(Gauges):
     """The KV cache of one replica: `num_blocks` blocks of `block_size` tokens, block 0 being the null block.
 
     `groups` are the kinds of layers that share the pool, a block table each. `publication` is what windows and states
@@ -61,21 +56,19 @@ class KVCacheManager:
         seed: str = DEFAULT_SEED,
         events: bool = True,
     ) -> None:
-        self.groups = Groups(
+        laid_out = Groups(
             groups, block_size, drops_last_block=drop_last_block, max_in_flight_tokens=max_in_flight_tokens
         )
+        self._events = EventLog() if events else None
+        self._publication = Publication(publication, laid_out)
+        pool = BlockPool(num_blocks, self._events, len(groups), is_ranked=self._publication.is_ranked)
+        super().__init__(laid_out, pool)
         self.block_size = block_size
         self.hasher = BlockHasher(self.groups.unit, seed)
-        self._events = EventLog() if events else None
-        self._publication = Publication(publication, self.groups)
-        self._pool = BlockPool(num_blocks, self._events, len(groups), is_ranked=self._publication.is_ranked)
         self._room = Room(self._pool, self.groups, keeps_last_border=self._publication.is_ranked)
         self._publisher = Publisher(self._pool, self.groups, self._publication, self.hasher, self._events)
         self._admission = Admission(self._pool, self._room, self.groups, self._publication, self.hasher)
-        self._tables: dict[RequestId, BlockTable] = {}
         self._batches: WeakSet[DecodeBatch] = WeakSet()
-        self._max_tokens: dict[int, int] = {}
-        self._warn_of_large_hits()
 
     @classmethod
     def from_plan(
@@ -342,97 +335,10 @@ class KVCacheManager:
         """What became findable or ceased to be since the last call, in order. Always empty with `events=False`."""
         return self._events.take() if self._events is not None else []
 
-    # -- questions
-
     @property
     def stats(self) -> CacheStats:
         """Queries and hits since the cache was made."""
         return self._admission.stats
-
-    @property
-    def num_blocks(self) -> int:
-        """All blocks, the null block included."""
-        return self._pool.num_blocks
-
-    @property
-    def num_usable_blocks(self) -> int:
-        """All blocks but the null block."""
-        return self._pool.num_usable
-
-    @property
-    def num_free_blocks(self) -> int:
-        """Blocks that nobody holds: what an allocation can take."""
-        return self._pool.num_free
-
-    @property
-    def num_evictions(self) -> int:
-        """Blocks whose content was given up for another request, since the cache was made."""
-        return self._pool.num_evictions
-
-    @property
-    def policy(self) -> str:
-        """The name of the eviction policy."""
-        return self._pool.policy
-
-    @property
-    def num_live_requests(self) -> int:
-        """Requests that hold blocks."""
-        return len(self._tables)
-
-    def free_block_ids(self) -> list[BlockId]:
-        """The free queue, first to be reused first. O(blocks)."""
-        return self._pool.free_block_ids()
-
-    def holders(self, block_id: BlockId) -> int:
-        """How many block tables the block stands in."""
-        return self._pool.holders(block_id)
-
-    def findable(self, group_id: GroupId = 0) -> set[BlockHash]:
-        """The names of all blocks that a match can find in the group. O(blocks)."""
-        return self._pool.names(group_id)
-
-    def table(self, request: RequestLike) -> BlockTable | None:
-        """The block table of a live request; None when it holds nothing."""
-        table = self._tables.get(request.request_id)
-        return table if table is not None and table.request is request else None
-
-    def num_held_blocks(self, request: RequestLike) -> int:
-        """The blocks that stand in a live request's table, shared ones too."""
-        table = self._require_live(request)
-        return sum(len(ids) - ids.count(NULL_BLOCK) for ids in table.block_ids) + len(table.scratch_ids)
-
-    def max_blocks(self, num_tokens: int, num_encoder_tokens: int = 0) -> int:
-        """The most blocks that one request of `num_tokens` tokens holds at any time.
-
-        Holds while at most `max_in_flight_tokens` of them are allocated and not computed yet.
-        """
-        return self.groups.max_blocks(num_tokens, num_encoder_tokens)
-
-    def max_tokens(self, num_encoder_tokens: int = 0) -> int:
-        """The longest request that fits when it is alone; 2**31 - 1 where windows and states bound what it holds."""
-        if num_encoder_tokens not in self._max_tokens:
-            self._max_tokens[num_encoder_tokens] = self.groups.max_tokens(self.num_usable_blocks, num_encoder_tokens)
-        return self._max_tokens[num_encoder_tokens]
-
-    def max_concurrency(self, num_tokens: int) -> float:
-        """How many requests of `num_tokens` tokens fit at once when they share nothing. UsageError below 1 token."""
-        if num_tokens < 1:
-            raise UsageError(f"a request of {num_tokens} tokens takes no block: at least 1")
-        return self.num_usable_blocks / self.max_blocks(num_tokens)
-
-    @property
-    def alignment(self) -> int:
-        """Hits end at multiples of this many tokens."""
-        return self.groups.alignment
-
-    @property
-    def smallest_hit(self) -> int | None:
-        """The smallest prefix, in tokens, that can hit; None when none ever can."""
-        return self.groups.smallest_hit
-
-    def usage(self) -> Usage:
-        """What every block is doing now. O(live requests); O(held blocks) where block sizes differ."""
-        return usage(self._pool, self.groups, self._tables.values())
 
     def check(self) -> None:
         """Raise AssertionError with the number of the first broken invariant. O(blocks): for tests and replay."""
@@ -462,13 +368,6 @@ class KVCacheManager:
             return HitEnd.LAGGING_GROUP
         return self._publisher.why_missing(request, num_found)
 
-    def _warn_of_large_hits(self) -> None:
-        if self.smallest_hit is None:
-            _LOG.warning("no prefix can ever hit: a group of states keeps no checkpoints")
-        elif self.smallest_hit > LARGE_HIT:
-            sizes = sorted({group.block_size for group in self.groups.decoder})
-            _LOG.warning("smallest prefix that can hit: %d tokens (block sizes %s)", self.smallest_hit, sizes)
-
     def _new_batch(self) -> DecodeBatch:
         return DecodeBatch(self._pool, self._room, self.groups, self._publisher, self.hasher)
 
@@ -492,14 +391,4 @@ class KVCacheManager:
         if table is None or table.is_decoding or table.request is not request:
             table = self._require_live(request)
             raise UsageError(f"request {request.request_id!r} decodes in a batch: only step moves it until it leaves")
-        return table
-
-    def _require_live(self, request: RequestLike) -> BlockTable:
-        table = self._tables.get(request.request_id)
-        if table is None:
-            raise UsageError(f"request {request.request_id!r} holds no blocks: it was freed, or never allocated")
-        if table.request is not request:
-            raise UsageError(
-                f"another live request has the id {request.request_id!r}: ids are unique while a request lives"
-            )
         return table
