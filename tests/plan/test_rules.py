@@ -29,7 +29,9 @@ def test_names_of_rules() -> None:
     assert rule("blocks") is BLOCKS
     assert rule("steady") is STEADY
     assert rule("vllm-0.18").name == rule("vllm-v0.18.0").name == "vllm-0.18.0"
-    for name in ("", "vllm", "vllm-", "vllm-0.10.2", "vllm-0.34.0", "vllm-1.0.0", "vllm-0.18.0rc1"):
+    for build in ("0.18.0rc1", "0.18.0.dev8+g2841a84ac", "0.18.0+rhai5", "0.18.0.post1"):
+        assert rule(f"vllm-{build}").name == "vllm-0.18.0"
+    for name in ("", "vllm", "vllm-", "vllm-0.10.2", "vllm-0.34.0", "vllm-1.0.0"):
         with pytest.raises(ConfigError):
             rule(name)
 

@@ -110,11 +110,14 @@ CHANGES: Mapping[str, Steps] = {
 
 
 def rule(text: str) -> Rule:
-    """By name: `blocks`, `steady`, `vllm-0.18.0`. ConfigError for others, with what is known."""
+    """By name: `blocks`, `steady`, `vllm-0.18.0`. Candidates and builds of a release (0.18.0rc1) count as that release.
+
+    ConfigError for others, with what is known.
+    """
     for own in (BLOCKS, STEADY):
         if text == own.name:
             return own
-    match = re.fullmatch(r"vllm-v?(\d+)\.(\d+)(?:\.(\d+))?", text)
+    match = re.fullmatch(r"vllm-v?(\d+)\.(\d+)(?:\.(\d+))?(?:[.+-]?[a-z].*)?", text)
     if match is None:
         raise ConfigError(f"rule {text!r} is not known: blocks, steady, or vllm-VERSION such as vllm-0.18.0")
     major, minor, patch = (int(part or 0) for part in match.groups())
