@@ -61,9 +61,9 @@ def describe(
         fields, family = open_config(config, dtype=dtype, model_type=model_type)
         parameters = count_parameters(fields, family, layer_words(fields, family))
         weights = CountedWeights(parameters, weight_scheme(fields), tuple(fields.assumed))
+        return Description(model, weights, _widths(fields, len(model.layers)))
     except ConfigError as error:
         return Description(model, None, None, str(error))
-    return Description(model, weights, _widths(fields, len(model.layers)))
 
 
 def _widths(fields: Fields, num_layers: int) -> ModelShape:

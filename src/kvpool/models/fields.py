@@ -43,6 +43,15 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
         "ffn_config.ffn_hidden_size",
     ),
     "vocab_size": ("vocab_size", "padded_vocab_size"),
+    "num_experts_per_tok": (
+        "num_experts_per_tok",
+        "num_experts_per_token",
+        "experts_per_token",
+        "top_k_experts",
+        "moe_k",
+        "ffn_config.moe_top_k",
+    ),
+    "moe_intermediate_size": ("moe_intermediate_size", "expert_intermediate_size"),
     "max_model_len": (
         "max_position_embeddings",
         "n_positions",

@@ -11,17 +11,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
-from math import inf
+from math import inf, lcm
 
 from kvpool.errors import ConfigError
 from kvpool.plan import demand
 from kvpool.plan.accounting import Counting, vllm_blocks, vllm_needed_bytes, vllm_tokens
 from kvpool.plan.deployment import Deployment, by_stage
-from kvpool.plan.kinds import FullAttention, LayerKind
+from kvpool.plan.kinds import FullAttention, LayerKind, cdiv
 from kvpool.plan.layout import Layout
 from kvpool.plan.model import Model
 from kvpool.plan.rules import BLOCKS, Rule
-from kvpool.plan.spec import CachedSpec, require_whole
+from kvpool.plan.spec import CachedSpec, Latent, require_whole
 
 GIB = 2**30
 
@@ -112,12 +112,11 @@ class Plan:
 
     def least_bytes(self, num_tokens: int, stage: int | None = None) -> int:
         """What the content of a request comes to on one rank, in no blocks: a lower bound."""
-        encoder, shared = self.model.num_encoder_tokens, self.deployment.dcp
-        return sum(
-            count
-            * -(-spec.content_bytes(demand.live_tokens(spec.kind, num_tokens, encoder), self.deployment.tp) // shared)
-            for spec, count in self.stages[self.tight_stage if stage is None else stage].contents
-        )
+        encoder, total = self.model.num_encoder_tokens, 0
+        for spec, count in self.stages[self.tight_stage if stage is None else stage].contents:
+            kept = spec.content_bytes(demand.live_tokens(spec.kind, num_tokens, encoder), self.deployment.tp)
+            total += count * cdiv(kept, self.deployment.dcp)
+        return total
 
     @cached_property
     def bytes_per_token(self) -> Fraction:
@@ -126,22 +125,17 @@ class Plan:
         Windows and states do not grow, so they are not in it. Exact; whole in all but odd cases.
         """
         if self.rule.counts == "steady":
-            return (
-                Fraction(
-                    sum(
-                        count * spec.token_bytes(self.deployment.tp) / Fraction(getattr(spec, "compression", 1))
-                        for spec, count in self.stages[self.tight_stage].contents
-                        if isinstance(spec.kind, FullAttention)
-                    )
-                )
-                / self.deployment.dcp
-            )
-        growing = (kind for kind in self.kinds if isinstance(kind, FullAttention))
-        return sum((Fraction(self.block_bytes, demand.size_of(kind)) for kind in growing), Fraction(0))
+            contents = self.stages[self.tight_stage].contents
+            growing = [(spec, count) for spec, count in contents if isinstance(spec.kind, FullAttention)]
+            many = lcm(*(spec.compression for spec, _ in growing if isinstance(spec, Latent)))
+            kept = sum(count * spec.content_bytes(many, self.deployment.tp) for spec, count in growing)
+            return Fraction(kept, many * self.deployment.dcp)
+        sizes = (demand.size_of(kind) for kind in self.kinds if isinstance(kind, FullAttention))
+        return sum((Fraction(self.block_bytes, size) for size in sizes), Fraction(0))
 
     def constant_bytes(self, num_tokens: int) -> int:
         """What a request of that length needs beside the slope, on a rank of the tight stage: windows, states."""
-        grown = sum(-(-num_tokens // demand.size_of(kind)) for kind in self.kinds if isinstance(kind, FullAttention))
+        grown = sum(cdiv(num_tokens, demand.size_of(kind)) for kind in self.kinds if isinstance(kind, FullAttention))
         return (self.blocks_per_request(num_tokens) - grown) * self.block_bytes
 
     # -- what fits
