@@ -12,15 +12,18 @@ ROOT = Path(__file__).parents[1] / "src" / "kvpool"
 LAYERS = [
     ["types"],
     ["errors"],
+    ["limits"],
     ["events"],
     ["stats"],
     ["plan"],
     ["models"],
+    ["_native"],
     ["core.hashing"],
     ["core.eviction"],
     ["core.index"],
     ["core.hit"],
     ["core.block_pool"],
+    ["core.chosen"],
     ["core.groups"],
     ["core.lookup"],
     ["core.request"],
@@ -53,7 +56,7 @@ def module_name(path: Path) -> str:
     return ".".join(part for part in parts if part != "__init__")
 
 
-MODULES = {module_name(path): path for path in sorted(ROOT.rglob("*.py"))}
+MODULES = {module_name(path): path for path in sorted([*ROOT.rglob("*.py"), *ROOT.rglob("*.pyi")])}
 
 
 def layer(module: str) -> int:

@@ -244,7 +244,7 @@ def test_relative_links_point_to_files(page: Path) -> None:
 
 
 def test_the_tree_of_the_readme_names_exactly_the_files() -> None:
-    files = {path.relative_to(SOURCE).as_posix() for path in SOURCE.rglob("*") if path.suffix in {".py", ".typed"}}
+    files = {path.relative_to(SOURCE).as_posix() for path in SOURCE.rglob("*") if path.suffix in {".py", ".pyi", ".typed"}}
     tree = tree_in((ROOT / "README.md").read_text())
     assert sorted(tree) == sorted(files)
 
@@ -280,7 +280,8 @@ def imported_files(path: Path) -> Iterator[str]:
 def file_of(module: str) -> str | None:
     """The file of a module or of a package; None when there is no such module."""
     inside = Path(*module.split(".")[1:])
-    files = (inside.with_suffix(".py") if inside.name else inside / "__init__.py", inside / "__init__.py")
+    own = [inside.with_suffix(".py"), inside.with_suffix(".pyi")] if inside.name else []
+    files = (*own, inside / "__init__.py")
     return next((file.as_posix() for file in files if (SOURCE / file).is_file()), None)
 
 
@@ -372,6 +373,7 @@ def test_a_dead_link_is_found() -> None:
 
 
 def test_a_tree_out_of_order_is_found() -> None:
-    tree = tree_in(page("text\nsrc/kvpool/\n  core/\n    hashing.py  names\n  errors.py  what\n  types.py"))
-    assert tree == ["core/hashing.py", "errors.py", "types.py"]
-    assert arrows_up(tree) == ["core/hashing.py -> errors.py"]
+    drawn = "src/kvpool/\n  types.py\n  core/\n    index.py  names\n    eviction.py\n  errors.py  what"
+    tree = tree_in(page(f"text\n{drawn}"))
+    assert tree == ["types.py", "core/index.py", "core/eviction.py", "errors.py"]
+    assert arrows_up(tree) == ["core/index.py -> core/eviction.py"]

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from kvpool import NULL_BLOCK, AllBlocksCleared, BlockHash, BlockPool, BlockRemoved, ConfigError, UsageError
+from kvpool._native import NativeBlockPool
 from kvpool.core.block_pool import Lineage
 from kvpool.events import EventLog
 
 PoolFactory = Callable[..., BlockPool]
-POOLS: list[PoolFactory] = [BlockPool]
+POOLS: list[PoolFactory] = [BlockPool, *filter(None, [NativeBlockPool])]
 
 
 @pytest.fixture(params=POOLS, ids=lambda factory: factory.__name__)

@@ -8,6 +8,7 @@ import pytest
 from kvpool import (
     NULL_BLOCK,
     BlockHasher,
+    BlockPool,
     ChunkedLocal,
     CrossAttention,
     EncoderInput,
@@ -18,6 +19,7 @@ from kvpool import (
     SlidingWindow,
     StateSpace,
 )
+from kvpool.core import manager
 from kvpool.engine.checking import CheckingRunner
 from kvpool.engine.engine import Engine
 from kvpool.engine.scheduler import Scheduler, SchedulerConfig
@@ -82,6 +84,13 @@ def test_a_block_overwritten_by_another_request_is_seen(cache: KVCacheManager, e
         engine.step()
 
 
+@pytest.fixture
+def pure_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For faults that are planted in the Python pool's own fields."""
+    monkeypatch.setattr(manager, "ChosenPool", BlockPool)
+
+
+@pytest.mark.usefixtures("pure_pool")
 def test_a_name_that_outlives_its_block_is_seen(cache: KVCacheManager, engine: Engine) -> None:
     """The index still knows a's first block, which holds b's content by now."""
     pool: Any = cache._pool
@@ -238,6 +247,7 @@ def test_a_token_written_to_the_null_block_is_seen(grouped: Engine, group: int) 
         grouped.step()
 
 
+@pytest.mark.usefixtures("pure_pool")
 def test_a_state_that_is_found_at_another_length_is_seen(grouped: Engine) -> None:
     """The state after 12 tokens carries the name of that after 8."""
     a = Request("a", range(13), max_tokens=1)

@@ -19,7 +19,7 @@ from tests.model.layouts import Layout, random_layout
 
 from kvpool import ChunkedLocal, FullAttention, LayerKind, Request, SlidingWindow, StateSpace, UsageError
 from kvpool.core import manager, room
-from kvpool.core.block_pool import BlockPool
+from kvpool.core.chosen import ChosenPool
 from kvpool.core.groups import Group, Groups
 from kvpool.core.publication import Publication
 from kvpool.core.room import Room
@@ -126,7 +126,7 @@ REPLACED: dict[str, tuple[object, str, object]] = {
     "rejected drafts keep their blocks": (Room, "cut", nothing),
     "hits end at any block": (Groups, "align", lambda groups, n: n - n % groups.unit),
     "no block is dropped": (Groups, "num_dropped_tokens", 0),
-    "hits are not touched": (BlockPool, "touch", nothing),
+    "hits are not touched": (ChosenPool, "touch", nothing),
     "the promised bound is too low": (SlidingWindow, "max_live_blocks", lambda *_: 1),
 }
 """Where a cache is broken, and what stands there instead."""
@@ -156,6 +156,6 @@ def test_a_missing_part_is_caught(what: str, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_names_that_are_not_withdrawn_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(BlockPool, "withdraw", nothing)
+    monkeypatch.setattr(ChosenPool, "withdraw", nothing)
     with pytest.raises(AssertionError, match="depend on a bad block"):
         spoil_what_ended()

@@ -5,7 +5,7 @@ Knows nothing of: what is done with them.
 
 import re
 
-from kvpool.core.block_pool import MAX_GROUPS
+from kvpool.limits import MAX_GROUPS
 from kvpool.errors import ConfigError
 from kvpool.plan.kinds import ChunkedLocal, FullAttention, LayerKind, SlidingWindow, StateSpace
 

@@ -13,12 +13,10 @@ from typing import NamedTuple, TypeAlias
 
 from kvpool.core.eviction import LRU, RankedLRU
 from kvpool.core.index import NameIndex
-from kvpool.errors import ConfigError, UsageError
+from kvpool.limits import MAX_BLOCKS, require_pool_size
+from kvpool.errors import UsageError
 from kvpool.events import EventLog
 from kvpool.types import NULL_BLOCK, BlockHash, BlockId, GroupId
-
-MAX_BLOCKS = 2**31 - 1
-MAX_GROUPS = 256
 
 
 class Lineage(NamedTuple):
@@ -50,12 +48,7 @@ class BlockPool:
     def __init__(
         self, num_blocks: int, events: EventLog | None = None, num_groups: int = 1, *, is_ranked: bool = False
     ) -> None:
-        if num_blocks < 2:
-            raise ConfigError(f"num_blocks is {num_blocks}: at least 2 are needed, the null block and one to use")
-        if num_blocks > MAX_BLOCKS:
-            raise ConfigError(f"num_blocks is {num_blocks}: at most {MAX_BLOCKS}, block ids are int32")
-        if not 1 <= num_groups <= MAX_GROUPS:
-            raise ConfigError(f"num_groups is {num_groups}: from 1 to {MAX_GROUPS} share a pool")
+        require_pool_size(num_blocks, num_groups)
         self.num_blocks = num_blocks
         self.num_evictions = 0
         self.num_cached = 0

@@ -11,12 +11,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from hashlib import sha256
-from itertools import chain, repeat
-from typing import TypeAlias
+from itertools import chain, islice, repeat
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from kvpool._native import encode_blocks, hash_blocks, hash_encoded
 from kvpool.errors import ConfigError, UsageError
 
 ExtraKey: TypeAlias = "str | int | bytes | tuple[ExtraKey, ...]"
@@ -126,32 +127,50 @@ class BlockHasher:
 
     def names(
         self,
-        token_ids: Sequence[int],
+        token_ids: Sequence[int] | npt.NDArray[np.integer[Any]],
         parent: bytes | None = None,
         extra_keys: Iterable[tuple[ExtraKey, ...] | None] = (),
     ) -> list[bytes]:
         """The 32-byte names of the full blocks of `token_ids`, first to last; an unfilled end has none.
 
         `parent` names the block before the first (None: there is none). `extra_keys` has one entry a block, None or ()
-        for a block without; blocks past its end have none.
+        for a block without; blocks past its end have none. An array of int32 or int64 is hashed as it is. UsageError
+        for tokens and keys that have no name.
         """
-        name = self.root if parent is None else parent
+        before = self.root if parent is None else parent
+        keys = islice(extra_keys, len(token_ids) // self.block_size)
+        extras = [cbor(each) if each else None for each in keys]
+        names = hash_blocks(token_ids, self.block_size, before, extras) if hash_blocks is not None else None
+        return self._pure_names(token_ids, before, extras) if names is None else names
+
+    def _pure_names(
+        self, token_ids: Sequence[int] | npt.NDArray[np.integer[Any]], parent: bytes, extras: Sequence[bytes | None]
+    ) -> list[bytes]:
+        """The same in Python: the reference, and for token ids of more than 32 bits."""
+        tokens = token_ids.tolist() if isinstance(token_ids, np.ndarray) else token_ids
         head, join = self._head, b"".join
-        codes = repeat(iter(_encode_tokens(token_ids)), self.block_size)
-        extras = chain(map(_encode_keys, extra_keys), repeat(_NULL)) if extra_keys else repeat(_NULL)
-        names = []
-        for block, extra in zip(zip(*codes, strict=False), extras, strict=False):
-            name = sha256(join((_START, name, head, *block, extra))).digest()
+        codes = repeat(iter(_encode_tokens(tokens)), self.block_size)
+        ends = chain((extra or _NULL for extra in extras), repeat(_NULL))
+        name, names = parent, []
+        for block, end in zip(zip(*codes, strict=False), ends, strict=False):
+            name = sha256(join((_START, name, head, *block, end))).digest()
             names.append(name)
         return names
 
     def name(self, block: bytes, parent: bytes | None, extra_keys: tuple[ExtraKey, ...] | None) -> bytes:
         """The name of one block whose tokens are encoded already."""
-        extra = cbor(extra_keys) if extra_keys else _NULL
-        return sha256(b"".join((_START, parent or self.root, self._head, block, extra))).digest()
+        extra = cbor(extra_keys) if extra_keys else None
+        if hash_encoded is not None:
+            return hash_encoded(block, self.block_size, parent or self.root, extra)
+        return sha256(b"".join((_START, parent or self.root, self._head, block, extra or _NULL))).digest()
 
     def encode(self, blocks: npt.NDArray[np.int64]) -> list[bytes]:
         """The encoded tokens of many blocks at once, for `name`. int64, shape (blocks, block_size), all 0 or more."""
+        codes = encode_blocks(blocks) if encode_blocks is not None else None
+        return self._pure_encode(blocks) if codes is None else codes
+
+    @staticmethod
+    def _pure_encode(blocks: npt.NDArray[np.int64]) -> list[bytes]:
         if not blocks.size:
             return []
         highest = int(blocks.max())
@@ -163,7 +182,3 @@ class BlockHasher:
         data = cells.take(tokens, axis=0)[_USED.take(width, axis=0)].tobytes()
         ends = width.reshape(blocks.shape).sum(axis=1, dtype=np.int64).cumsum().tolist()
         return [data[start:end] for start, end in zip([0, *ends], ends, strict=False)]
-
-
-def _encode_keys(keys: tuple[ExtraKey, ...] | None) -> bytes:
-    return cbor(keys) if keys else _NULL

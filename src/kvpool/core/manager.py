@@ -10,8 +10,8 @@ from itertools import chain
 from weakref import WeakSet
 
 from kvpool.core.admission import Admission
-from kvpool.core.block_pool import BlockPool
 from kvpool.core.block_table import BlockTable
+from kvpool.core.chosen import ChosenPool
 from kvpool.core.damage import Damage, bad_blocks, num_good_tokens
 from kvpool.core.decode_batch import DecodeBatch, StepResult
 from kvpool.core.gauges import Gauges
@@ -61,7 +61,7 @@ class KVCacheManager(Gauges):
         )
         self._events = EventLog() if events else None
         self._publication = Publication(publication, laid_out)
-        pool = BlockPool(num_blocks, self._events, len(groups), is_ranked=self._publication.is_ranked)
+        pool = ChosenPool(num_blocks, self._events, len(groups), is_ranked=self._publication.is_ranked)
         super().__init__(laid_out, pool)
         self.block_size = block_size
         self.hasher = BlockHasher(self.groups.unit, seed)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Protocol
 
-from kvpool.core.block_pool import MAX_BLOCKS
+from kvpool.limits import MAX_BLOCKS
 from kvpool.core.manager import KVCacheManager
 from kvpool.core.publication import DEFAULT_PUBLICATION, Setting
 from kvpool.engine.roofline import ACCELERATORS, MODELS, StepTime, roofline

@@ -1,0 +1,51 @@
+"""The native core, where it is built and wanted: a block pool and hashing that give the same answers, faster.
+
+It is taken when it is there. With KVPOOL_NATIVE=0 in the environment everything is pure Python, with KVPOOL_NATIVE=1
+an import fails where it is not built. What is None here is done by the modules of `kvpool.core`.
+"""
+
+import logging
+import os
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+from kvpool.errors import ConfigError
+
+_LOG = logging.getLogger(__name__)
+
+
+def _built(wish: str) -> Any | None:
+    """The module with the compiled parts; None where it is not built or not wanted."""
+    if wish not in ("", "0", "1"):
+        raise ConfigError(f"KVPOOL_NATIVE is {wish!r}: 0 for pure Python, 1 to insist on the native core, or unset")
+    if wish == "0":
+        _LOG.debug("pure Python: KVPOOL_NATIVE is 0")
+        return None
+    try:
+        return import_module("kvpool._native.pool")
+    except ImportError as error:
+        if wish == "1":
+            raise ImportError(
+                f"KVPOOL_NATIVE is 1, and the native core cannot be imported ({error}): install a C++ compiler and "
+                "then kvpool again (pip install --force-reinstall --no-deps), or unset KVPOOL_NATIVE"
+            ) from error
+        _LOG.debug("pure Python: the native core is not built (%s)", error)
+        return None
+
+
+_POOL = _built(os.environ.get("KVPOOL_NATIVE", ""))
+_HAS_SHA = _POOL is not None and _POOL.features()["sha256"] != "none"
+
+NativeBlockPool: type | None = _POOL and _POOL.NativeBlockPool
+"""`kvpool.core.block_pool.BlockPool` in C++."""
+
+hash_blocks: Callable[..., list[bytes] | None] | None = _POOL.hash_blocks if _POOL and _HAS_SHA else None
+hash_encoded: Callable[..., bytes] | None = _POOL.hash_encoded if _POOL and _HAS_SHA else None
+encode_blocks: Callable[..., list[bytes] | None] | None = _POOL.encode_blocks if _POOL and _HAS_SHA else None
+"""See `_core.pyi`. None too where the processor has no instructions for SHA-256: hashlib is faster then."""
+
+
+def features() -> dict[str, str]:
+    """What is in use, to be shown: `core` is native or pure, `sha256` the processor's instructions for it, or hashlib."""
+    return {"core": "native" if _POOL else "pure", "sha256": _POOL.features()["sha256"] if _HAS_SHA else "hashlib"}

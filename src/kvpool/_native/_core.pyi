@@ -1,0 +1,113 @@
+"""The compiled part of the native core."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Self, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from kvpool.types import BlockHash, BlockId, GroupId
+
+_Row: TypeAlias = bytes | bytearray | memoryview | npt.NDArray[np.uint8]
+_Ids: TypeAlias = Iterable[BlockId] | npt.NDArray[np.int32] | npt.NDArray[np.int64]
+_Names: TypeAlias = Iterable[BlockHash] | _Row
+_Tie: TypeAlias = tuple[int, BlockId, BlockHash, int]
+"""What of a lineage (0: the border, 1: inside, 2: the whole), of which block; the name, and how many tokens."""
+_Tokens: TypeAlias = Iterable[int] | npt.NDArray[np.int32] | npt.NDArray[np.int64]
+
+def features() -> dict[str, str]:
+    """`sha256`: the processor's instructions for it; "none" where it has none."""
+
+def hash_blocks(
+    token_ids: _Tokens, block_size: int, parent: bytes, extras: Iterable[bytes | None] | None = None
+) -> list[bytes] | None:
+    """The names of the full blocks after the one named `parent`; None where a token id is not from 0 to 2**32 - 1.
+
+    `extras` are the encoded extra keys of the first blocks. Other threads run meanwhile where there are many.
+    """
+
+def hash_into(
+    token_ids: _Tokens,
+    block_size: int,
+    parent: bytes,
+    out: bytearray | memoryview | npt.NDArray[np.uint8],
+    extras: Iterable[bytes | None] | None = None,
+) -> int | None:
+    """The same, written to `out` one behind the other; how many there are."""
+
+def hash_encoded(encoded: bytes, block_size: int, parent: bytes, extra: bytes | None = None) -> bytes:
+    """The name of one block whose tokens are encoded already."""
+
+def encode_blocks(blocks: npt.NDArray[np.int32] | npt.NDArray[np.int64]) -> list[bytes] | None:
+    """The encoded tokens of each row; None where a token id is not from 0 to 2**32 - 1."""
+
+def compressions(count: int) -> int:
+    """So many SHA-256 compressions, one after the other: what benchmarks measure against."""
+
+class Pool:
+    """See `kvpool.core.block_pool.BlockPool`; here is what it does not have."""
+
+    def __new__(
+        cls,
+        num_blocks: int,
+        num_groups: int,
+        is_ranked: bool,
+        on_removed: Callable[[list[BlockHash], GroupId], object] | None,
+        lineages: dict[BlockId, Any],
+        /,
+    ) -> Self: ...
+    @property
+    def num_blocks(self) -> int: ...
+    @property
+    def num_usable(self) -> int: ...
+    @property
+    def num_free(self) -> int: ...
+    @property
+    def num_cached(self) -> int: ...
+    @property
+    def num_evictions(self) -> int: ...
+    @property
+    def num_bytes(self) -> int:
+        """The memory of all blocks and of the index, once every page of it was touched."""
+
+    def free_block_ids(self) -> list[BlockId]: ...
+    def holders(self, block_id: BlockId, /) -> int: ...
+    def name(self, block_id: BlockId, /) -> BlockHash | None: ...
+    def group_id(self, block_id: BlockId, /) -> GroupId: ...
+    def has_lineage(self, block_id: BlockId, /) -> bool:
+        """Whether the block has a name, and more than a plain parent was told for it."""
+
+    def names(self, group_id: GroupId = 0) -> set[BlockHash]: ...
+    def was_evicted(self, name: BlockHash, group_id: GroupId = 0) -> bool: ...
+    def match(self, names: _Names, group_id: GroupId = 0) -> list[BlockId]: ...
+    def match_into(self, names: _Names, out: npt.NDArray[np.int32], group_id: GroupId = 0) -> int:
+        """The same, written to `out`; how many there are."""
+
+    def finder(self, group_id: GroupId, /) -> Callable[[BlockHash], BlockId | None]: ...
+    def carry(self, block_ids: _Ids, names: _Names, group_id: GroupId = 0) -> bool: ...
+    def num_idle(self, block_ids: _Ids, /) -> int: ...
+    def check(self) -> None: ...
+    def touch(self, block_ids: _Ids, /) -> None: ...
+    def allocate(self, count: int, /) -> list[BlockId] | None: ...
+    def allocate_into(self, out: npt.NDArray[np.int32], /) -> bool:
+        """As many as `out` has room for, written to it; False, and nothing has changed, when fewer are free."""
+
+    def commit(
+        self,
+        block_ids: _Ids,
+        names: _Names,
+        group_id: GroupId = 0,
+        parents: Sequence[Any] | None = None,
+        *,
+        spare: _Ids = (),
+    ) -> None: ...
+    def free(self, block_ids: _Ids, /) -> None: ...
+    def free_each(self, block_ids: _Ids, /) -> None: ...
+    def free_groups(self, runs: Iterable[_Ids], /) -> None: ...
+    def keep(self, block_ids: _Ids, /) -> None: ...
+    def clear(self) -> bool: ...
+    def find_dependents(self, names: Mapping[BlockHash, int], ties: Iterable[_Tie], /) -> list[BlockId]:
+        """The blocks with these names, and what depends on that which is bad; rising. O(blocks)."""
+
+    def withdraw_dependents(self, names: Mapping[BlockHash, int], ties: Iterable[_Tie], /) -> int:
+        """These, and what depends on what nobody carries, lose their names; how many do."""

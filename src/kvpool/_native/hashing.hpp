@@ -1,0 +1,129 @@
+// The names of blocks: SHA-256 over canonical CBOR of [parent name, [token ids], extra keys or null].
+//
+// Knows nothing of: Python, the pool, what extra keys are made of (they come encoded).
+#pragma once
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#include "sha256.hpp"
+
+static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "written for little-endian machines");
+
+namespace kvpool {
+
+constexpr uint8_t kArray = 0x80;
+constexpr size_t kMostOfToken = 5;  // bytes of a token id below 2^32
+constexpr size_t kStart = 35;       // an array of 3, the first of them 32 bytes: a name
+constexpr size_t kSlack = 8;        // what `put_number` may write behind its end
+
+// Write a CBOR head with its value, and answer the end of it. Writes 8 bytes in any case.
+//
+// Without a branch: tokens of mixed width would cost a wrong guess each.
+inline uint8_t* put_number(uint8_t* to, uint32_t value, uint8_t kind = 0) {
+  static constexpr uint8_t kWidth[4] = {1, 2, 3, 5}, kCode[4] = {0, 24, 25, 26}, kUnused[4] = {24, 24, 16, 0};
+  const unsigned size = (value > 23) + (value > 0xff) + (value > 0xffff);
+  const uint64_t big = __builtin_bswap32(value) >> kUnused[size];
+  const uint64_t item = (kind | kCode[size]) | big << (size ? 8 : 0);
+  std::memcpy(to, &item, 8);
+  return to + kWidth[size];
+}
+
+// The tokens of one block as CBOR writes them, without the head of the list. Answers the end.
+inline uint8_t* put_tokens(uint8_t* to, const uint32_t* tokens, size_t count) {
+  for (size_t i = 0; i < count; i++) to = put_number(to, tokens[i]);
+  return to;
+}
+
+struct Encoded {
+  const uint8_t* bytes = nullptr;  // nullptr: the block has none
+  size_t length = 0;
+};
+
+// Hashes blocks of one size, one after another.
+class BlockMessages {
+ public:
+  BlockMessages(uint32_t block_size, Compress compress) : block_size_(block_size), compress_(compress) {}
+
+  // The names of `count` blocks after the one named `parent`. `extras` has an item a block, or is nullptr.
+  void names(const uint8_t* parent, const uint32_t* tokens, size_t count, const Encoded* extras, uint8_t* out) {
+    // The tokens of a few blocks are written before the first of them is hashed: that overlaps better, and what
+    // was written is then read in wider pieces without waiting.
+    uint8_t* messages[kAhead];
+    size_t pieces[kAhead];
+    for (size_t first = 0; first < count; first += kAhead) {
+      const size_t some = count - first < kAhead ? count - first : kAhead;
+      const size_t room = room_for(extras ? extras + first : nullptr, some);
+      for (size_t i = 0; i < some; i++) {
+        messages[i] = buffer_.data() + i * room;
+        const Encoded extra = extras ? extras[first + i] : Encoded{};
+        pieces[i] = write(messages[i], tokens + (first + i) * block_size_, extra);
+      }
+      for (size_t i = 0; i < some; i++, out += 32) {
+        std::memcpy(messages[i] + 3, parent, 32);
+        digest(compress_, messages[i], pieces[i], out);
+        parent = out;
+      }
+    }
+  }
+
+  // The name of one block whose tokens are encoded already.
+  void name(const uint8_t* parent, Encoded tokens, Encoded extra, uint8_t* out) {
+    const size_t most = kStart + kMostOfToken + kSlack + tokens.length + extra.length + 1;
+    grow(64 * num_pieces(most));
+    uint8_t* end = put_number(start(buffer_.data()), block_size_, kArray);
+    end = put_bytes(end, tokens);
+    const size_t pieces = finish(buffer_.data(), end, extra);
+    std::memcpy(buffer_.data() + 3, parent, 32);
+    digest(compress_, buffer_.data(), pieces, out);
+  }
+
+ private:
+  static constexpr size_t kAhead = 8;
+
+  static uint8_t* start(uint8_t* message) {
+    message[0] = kArray | 3, message[1] = 0x58, message[2] = 32;
+    return message + kStart;
+  }
+
+  static uint8_t* put_bytes(uint8_t* to, Encoded item) {
+    if (item.length) std::memcpy(to, item.bytes, item.length);
+    return to + item.length;
+  }
+
+  static size_t finish(uint8_t* message, uint8_t* end, Encoded extra) {
+    if (extra.bytes) {
+      end = put_bytes(end, extra);
+    } else {
+      *end++ = 0xf6;  // null
+    }
+    const size_t length = end - message;
+    pad(message, length);
+    return num_pieces(length);
+  }
+
+  // Everything but the parent; answers how many pieces it has.
+  size_t write(uint8_t* message, const uint32_t* tokens, Encoded extra) const {
+    uint8_t* end = put_number(start(message), block_size_, kArray);
+    return finish(message, put_tokens(end, tokens, block_size_), extra);
+  }
+
+  // Bytes that a message of any of these blocks fits into; the buffer holds so many for each.
+  size_t room_for(const Encoded* extras, size_t count) {
+    size_t longest = 1;
+    for (size_t i = 0; extras && i < count; i++) longest = extras[i].length > longest ? extras[i].length : longest;
+    const size_t room = 64 * num_pieces(kStart + kMostOfToken * (1 + size_t{block_size_}) + kSlack + longest);
+    grow(count * room);
+    return room;
+  }
+
+  void grow(size_t size) {
+    if (buffer_.size() < size) buffer_.resize(size);
+  }
+
+  const uint32_t block_size_;
+  const Compress compress_;
+  std::vector<uint8_t> buffer_;
+};
+
+}  // namespace kvpool

@@ -1,0 +1,32 @@
+// The module kvpool._native._core.
+#include "binding.hpp"
+
+namespace kvpool {
+
+PyObject* usage_error = nullptr;
+PyObject* config_error = nullptr;
+
+namespace {
+
+int fill(PyObject* module) {
+  PyObject* filled = guarded([&]() -> PyObject* {
+    const Ref errors = Ref::made(PyImport_ImportModule("kvpool.errors"));
+    usage_error = Ref::made(PyObject_GetAttrString(errors.get(), "UsageError")).release();
+    config_error = Ref::made(PyObject_GetAttrString(errors.get(), "ConfigError")).release();
+    const Ref type = Ref::made(make_pool_type());
+    if (PyModule_AddObjectRef(module, "Pool", type.get()) < 0) throw Raised{};
+    return none();
+  });
+  Py_XDECREF(filled);
+  return filled ? 0 : -1;
+}
+
+PyModuleDef_Slot slots[] = {{Py_mod_exec, reinterpret_cast<void*>(fill)}, {0, nullptr}};
+PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_core", "The native core.", 0, hashing_functions, slots, nullptr,
+                          nullptr, nullptr};
+
+}  // namespace
+
+}  // namespace kvpool
+
+PyMODINIT_FUNC PyInit__core(void) { return PyModuleDef_Init(&kvpool::definition); }
