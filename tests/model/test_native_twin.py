@@ -91,16 +91,19 @@ class Twins:
     def commit(self) -> None:
         blocks = self.unnamed()
         words: dict[str, object] = {}
+        names = self.names(len(blocks))
         if self.rng.random() < 0.7:
-            words["parents"] = [self.parent() for _ in blocks]
+            words["parents"] = [self.parent(name) for name in names]
         if self.is_ranked:
             words["spare"] = self.rng.choice([[], blocks, blocks[: len(blocks) // 2]])
-        self.both("commit", blocks, self.names(len(blocks)), self.group(), **words)
+        self.both("commit", blocks, names, self.group(), **words)
 
-    def parent(self) -> object:
-        if self.rng.random() < 0.2:
+    def parent(self, name: BlockHash) -> object:
+        """Nothing, a name, or a lineage, whose ties never lead in a circle."""
+        earlier = NAMES[: NAMES.index(name)]
+        if not earlier or self.rng.random() < 0.2:
             return None
-        border, whole, *inside = self.names(2 + self.rng.randint(0, 2))
+        border, whole, *inside = self.rng.choices(earlier, k=2 + self.rng.randint(0, 2))
         if not self.tells_lineages or self.rng.random() < 0.3:
             return border
         tied = [(each, self.rng.randint(1, 9)) for each in inside]
