@@ -18,6 +18,7 @@ _OPERATIONS, _DEEP_OPERATIONS = 200_000, 2_000_000
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--deep", action="store_true", help="run the tests marked deep, and ten times longer histories")
     parser.addoption("--operations", type=int, help="how many random operations the model test does")
+    parser.addoption("--fuzz-seconds", type=float, help="how long the native core is given wrong arguments")
     parser.addoption("--seed", type=int, help="the seed of all random tests; a new one every run unless given")
 
 
@@ -56,6 +57,13 @@ def num_operations(request: pytest.FixtureRequest) -> int:
     """How many operations a long random history has."""
     given: int | None = request.config.getoption("--operations")
     return given or (_DEEP_OPERATIONS if request.config.getoption("--deep") else _OPERATIONS)
+
+
+@pytest.fixture
+def fuzz_seconds(request: pytest.FixtureRequest) -> float:
+    """How long to look for arguments that break something."""
+    given: float | None = request.config.getoption("--fuzz-seconds")
+    return given or (60 if request.config.getoption("--deep") else 3)
 
 
 @pytest.fixture(scope="session")
