@@ -244,7 +244,9 @@ def test_relative_links_point_to_files(page: Path) -> None:
 
 
 def test_the_tree_of_the_readme_names_exactly_the_files() -> None:
-    files = {path.relative_to(SOURCE).as_posix() for path in SOURCE.rglob("*") if path.suffix in {".py", ".pyi", ".typed"}}
+    files = {
+        path.relative_to(SOURCE).as_posix() for path in SOURCE.rglob("*") if path.suffix in {".py", ".pyi", ".typed"}
+    }
     tree = tree_in((ROOT / "README.md").read_text())
     assert sorted(tree) == sorted(files)
 

@@ -4,7 +4,7 @@ Names come again, so that blocks share them; pools are small, so that evictions 
 """
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -222,7 +222,7 @@ def test_arrays_say_the_same_as_lists(rng: random.Random) -> None:
         listed.commit(blocks, names)
         rowed.commit(ids.astype(rng.choice([np.int32, np.int64])), row)
         found = np.zeros(len(names) + 3, dtype=np.int32)
-        asked: Sequence[bytes] = names[: rng.randint(0, len(names))] + [rng.randbytes(32)]
+        asked = [*names[: rng.randint(0, len(names))], rng.randbytes(32)]
         count = rowed.match_into(b"".join(asked), found)
         assert found[:count].tolist() == listed.match(asked) == rowed.match(np.frombuffer(b"".join(asked), np.uint8))
         assert rowed.carry(ids, row)

@@ -41,6 +41,8 @@ def test_the_core_compiles_for_aarch64(tmp_path: Path) -> None:
         assert "a_published_name" in run(emulator, program)
 
 
-@pytest.mark.parametrize("header", sorted(path.name for path in CORE.glob("*.hpp") if "Python.h" not in path.read_text()))
+@pytest.mark.parametrize(
+    "header", sorted(path.name for path in CORE.glob("*.hpp") if "Python.h" not in path.read_text())
+)
 def test_files_of_the_core_are_one_sitting(header: str) -> None:
     assert len((CORE / header).read_text().splitlines()) < 400

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from kvpool import Adapter, BlockHasher, EncoderInput, MediaItem, PromptEmbeds, Request, UsageError
@@ -20,7 +21,10 @@ class CountingHasher(BlockHasher):
     counts: list[int]
 
     def names(
-        self, token_ids: Sequence[int], parent: bytes | None = None, extra_keys: Iterable[Keys | None] = ()
+        self,
+        token_ids: Sequence[int] | npt.NDArray[np.integer[Any]],
+        parent: bytes | None = None,
+        extra_keys: Iterable[Keys | None] = (),
     ) -> list[bytes]:
         self.counts.append(len(token_ids))
         return super().names(token_ids, parent, extra_keys)

@@ -35,17 +35,18 @@ def _built(wish: str) -> Any | None:
 
 
 _POOL = _built(os.environ.get("KVPOOL_NATIVE", ""))
-_HAS_SHA = _POOL is not None and _POOL.features()["sha256"] != "none"
+_SHA: str = _POOL.features()["sha256"] if _POOL is not None else "none"
+_HASHER = _POOL if _SHA != "none" else None
 
 NativeBlockPool: type | None = _POOL and _POOL.NativeBlockPool
 """`kvpool.core.block_pool.BlockPool` in C++."""
 
-hash_blocks: Callable[..., list[bytes] | None] | None = _POOL.hash_blocks if _POOL and _HAS_SHA else None
-hash_encoded: Callable[..., bytes] | None = _POOL.hash_encoded if _POOL and _HAS_SHA else None
-encode_blocks: Callable[..., list[bytes] | None] | None = _POOL.encode_blocks if _POOL and _HAS_SHA else None
+hash_blocks: Callable[..., list[bytes] | None] | None = _HASHER and _HASHER.hash_blocks
+hash_encoded: Callable[..., bytes] | None = _HASHER and _HASHER.hash_encoded
+encode_blocks: Callable[..., list[bytes] | None] | None = _HASHER and _HASHER.encode_blocks
 """See `_core.pyi`. None too where the processor has no instructions for SHA-256: hashlib is faster then."""
 
 
 def features() -> dict[str, str]:
-    """What is in use, to be shown: `core` is native or pure, `sha256` the processor's instructions for it, or hashlib."""
-    return {"core": "native" if _POOL else "pure", "sha256": _POOL.features()["sha256"] if _HAS_SHA else "hashlib"}
+    """What is in use: `core` is native or pure, `sha256` names the processor's instructions for it, or is hashlib."""
+    return {"core": "native" if _POOL else "pure", "sha256": _SHA if _HASHER else "hashlib"}

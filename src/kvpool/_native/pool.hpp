@@ -101,17 +101,20 @@ class Pool {
     for (size_t first = 0; first < names.size; first += kAhead) {
       const size_t some = names.size - first < kAhead ? names.size - first : kAhead;
       uint64_t places[kAhead];
+      uint32_t likely[kAhead];
       for (size_t i = 0; i < some; i++) {
         places[i] = place(names[first + i], group);
         table_.prefetch(NameTable::home_of(places[i]));
       }
       for (size_t i = 0; i < some; i++) {
-        const uint32_t id = table_.candidate(places[i]);
-        __builtin_prefetch(&names_[id]);
-        if (num_groups_ > 1) queue_.prefetch(id);
+        likely[i] = table_.candidate(places[i]);
+        __builtin_prefetch(&names_[likely[i]]);
+        if (num_groups_ > 1) queue_.prefetch(likely[i]);
       }
       for (size_t i = 0; i < some; i++) {
-        const uint32_t id = find_at(places[i], names[first + i], group);
+        const Name& name = names[first + i];
+        const bool is_it = likely[i] && carries(likely[i], name, group);
+        const uint32_t id = is_it ? likely[i] : find_at(places[i], name, group);
         if (!id) return first + i;
         out[first + i] = static_cast<int32_t>(id);
       }
@@ -243,10 +246,12 @@ class Pool {
 
   uint64_t place(const Name& name, unsigned group) const { return secrets().place(secrets().fold(name), group); }
 
+  bool carries(uint32_t id, const Name& name, unsigned group) const {
+    return names_[id] == name && (num_groups_ == 1 || queue_[id].group == group);
+  }
+
   uint32_t find_at(uint64_t place, const Name& name, unsigned group) const {
-    return table_.find(place, [&](uint32_t id) {
-      return names_[id] == name && (num_groups_ == 1 || queue_[id].group == group);
-    });
+    return table_.find(place, [&](uint32_t id) { return carries(id, name, group); });
   }
 
   // What the next few evictions need.

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias
 
 from kvpool._native._core import Pool, encode_blocks, features, hash_blocks, hash_encoded, hash_into
-from kvpool.limits import MAX_BLOCKS, require_pool_size
 from kvpool.events import EventLog
+from kvpool.limits import MAX_BLOCKS, require_pool_size
 from kvpool.types import BlockHash, BlockId
 
 __all__ = ["NativeBlockPool", "encode_blocks", "features", "hash_blocks", "hash_encoded", "hash_into"]

@@ -5,8 +5,8 @@ Knows nothing of: what is done with them.
 
 import re
 
-from kvpool.limits import MAX_GROUPS
 from kvpool.errors import ConfigError
+from kvpool.limits import MAX_GROUPS
 from kvpool.plan.kinds import ChunkedLocal, FullAttention, LayerKind, SlidingWindow, StateSpace
 
 HOW = "[N*]KIND[/BLOCK_SIZE],… with KIND one of full, window:W, window:W+SINKS, chunk:C, state, state:EVERY, state:none"

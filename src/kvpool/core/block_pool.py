@@ -13,9 +13,9 @@ from typing import NamedTuple, TypeAlias
 
 from kvpool.core.eviction import LRU, RankedLRU
 from kvpool.core.index import NameIndex
-from kvpool.limits import MAX_BLOCKS, require_pool_size
 from kvpool.errors import UsageError
 from kvpool.events import EventLog
+from kvpool.limits import MAX_BLOCKS, require_pool_size
 from kvpool.types import NULL_BLOCK, BlockHash, BlockId, GroupId
 
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import gcd, lcm
 
-from kvpool.limits import MAX_GROUPS
 from kvpool.errors import ConfigError
+from kvpool.limits import MAX_GROUPS
 from kvpool.plan.demand import MAX_TOKENS, longest, max_blocks, scratch_blocks
 from kvpool.plan.kinds import CrossAttention, FullAttention, LayerKind, StateSpace, cdiv
 from kvpool.types import BlockHash, GroupId

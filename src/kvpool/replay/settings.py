@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Protocol
 
-from kvpool.limits import MAX_BLOCKS
 from kvpool.core.manager import KVCacheManager
 from kvpool.core.publication import DEFAULT_PUBLICATION, Setting
 from kvpool.engine.roofline import ACCELERATORS, MODELS, StepTime, roofline
 from kvpool.engine.scheduler import SchedulerConfig
 from kvpool.errors import ConfigError
+from kvpool.limits import MAX_BLOCKS
 from kvpool.plan.kinds import FullAttention, LayerKind
 from kvpool.replay.trace import TraceRequest
 
