@@ -25,12 +25,12 @@ lint: $(VENV)/.test
 bench: $(VENV)/.test
 	for script in benchmarks/bench_*.py; do $(BIN)/python $$script || exit 1; done
 
-$(VENV)/.demo: pyproject.toml
+$(VENV)/.demo: pyproject.toml setup.py
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[replay]'
 	touch $@
 
-$(VENV)/.test: pyproject.toml
+$(VENV)/.test: pyproject.toml setup.py $(wildcard src/kvpool/_native/*.?pp)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[test]'
 	touch $@ $(VENV)/.demo
