@@ -1,7 +1,10 @@
 """The C++ core without Python: built with sanitizers and run; and that other processors can compile it."""
 
+import os
 import shutil
 import subprocess
+import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -31,6 +34,29 @@ def test_the_core_passes_its_own_tests_under_sanitizers(tmp_path: Path) -> None:
     sanitizers = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-O1", "-g"]
     run(compiler("g++", "clang++"), *STRICT, *sanitizers, *SOURCES, "-o", program)
     assert "a_published_name" in run(program)
+
+
+@pytest.mark.deep
+def test_the_binding_passes_its_tests_under_sanitizers(tmp_path: Path) -> None:
+    """A copy of the package with a sanitized build; the sanitizers must be there before Python is."""
+    compiler("g++")
+    shutil.copytree(CORE.parent, tmp_path / "kvpool", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    sources = sorted(map(str, CORE.glob("*.cpp")))
+    include = f"-I{sysconfig.get_path('include')}"
+    flags = ["-std=c++17", "-O1", "-g", "-shared", "-fPIC", "-fvisibility=hidden", "-fsanitize=address,undefined"]
+    flags += ["-fno-sanitize-recover=undefined", include]
+    run("g++", *flags, *sources, "-o", str(tmp_path / "kvpool" / "_native" / "_core.abi3.so"))
+    first = [run("g++", f"-print-file-name={library}").strip() for library in ("libasan.so", "libstdc++.so")]
+    variables = {"LD_PRELOAD": ":".join(first), "ASAN_OPTIONS": "detect_leaks=0", "PYTHONPATH": str(tmp_path)}
+    tests = [str(FOLDER / "test_arguments.py"), str(FOLDER.parent / "contract")]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-s", "-p", "no:cacheprovider", "--fuzz-seconds", "10", *tests],
+        env={**os.environ, **variables, "KVPOOL_NATIVE": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
 
 
 def test_the_core_compiles_for_aarch64(tmp_path: Path) -> None:

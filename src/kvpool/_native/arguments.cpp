@@ -80,7 +80,7 @@ IdList::IdList(PyObject* given) {
     }
     own_.resize(count);
     const char* from = buffer_.data<char>();
-    if (buffer_.item() == 4) std::memcpy(own_.data(), from, buffer_.length());
+    if (buffer_.item() == 4 && count) std::memcpy(own_.data(), from, buffer_.length());
     for (size_t i = 0; buffer_.item() == 8 && i < count; i++) {
       int64_t id;
       std::memcpy(&id, from + 8 * i, 8);
