@@ -10,8 +10,10 @@ demo: $(VENV)/.demo
 	$(BIN)/kvpool replay --workload mixed --sweep num_blocks=2_000,6_000,20_000
 	$(BIN)/kvpool replay --workload mixed --num-blocks 6000 --mode engine --requests 600
 
+# All on the core that was built, then what the core decides once more on the Python one.
 test: $(VENV)/.test lint
-	$(BIN)/pytest
+	$(BIN)/pytest --fuzz-seconds 60
+	KVPOOL_NATIVE=0 $(BIN)/pytest tests/cases tests/contract tests/engine tests/model tests/unit
 
 # Many more operations than CI has time for.
 deep: $(VENV)/.test
