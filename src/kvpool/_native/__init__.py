@@ -15,26 +15,26 @@ from kvpool.errors import ConfigError
 _LOG = logging.getLogger(__name__)
 
 
-def _built(wish: str) -> Any | None:
-    """The module with the compiled parts; None where it is not built or not wanted."""
+def _built(wish: str) -> tuple[Any | None, str | None]:
+    """The module with the compiled parts; None, and why, where it is not built or not wanted."""
     if wish not in ("", "0", "1"):
         raise ConfigError(f"KVPOOL_NATIVE is {wish!r}: 0 for pure Python, 1 to insist on the native core, or unset")
     if wish == "0":
-        _LOG.debug("pure Python: KVPOOL_NATIVE is 0")
-        return None
+        return None, "KVPOOL_NATIVE is 0"
     try:
-        return import_module("kvpool._native.pool")
+        return import_module("kvpool._native.pool"), None
     except ImportError as error:
         if wish == "1":
             raise ImportError(
                 f"KVPOOL_NATIVE is 1, and the native core cannot be imported ({error}): install a C++ compiler and "
                 "then kvpool again (pip install --force-reinstall --no-deps), or unset KVPOOL_NATIVE"
             ) from error
-        _LOG.debug("pure Python: the native core is not built (%s)", error)
-        return None
+        return None, f"the native core is not built ({error})"
 
 
-_POOL = _built(os.environ.get("KVPOOL_NATIVE", ""))
+_POOL, WHY_PURE = _built(os.environ.get("KVPOOL_NATIVE", ""))
+if WHY_PURE:
+    _LOG.debug("pure Python: %s", WHY_PURE)
 _SHA: str = _POOL.features()["sha256"] if _POOL is not None else "none"
 _HASHER = _POOL if _SHA != "none" else None
 

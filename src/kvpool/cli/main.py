@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from typing import NoReturn
 
+from kvpool.cli import doctor
 from kvpool.errors import KVPoolError, MissingExtraError
 
 try:
@@ -35,18 +36,21 @@ def _parser() -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = _Parser(prog="kvpool", description="The KV cache manager for LLM serving.")
     parser.add_argument("--version", action="version", version=f"kvpool {version('kvpool')}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    replay.add_command(commands)
-    size.add_command(commands)
+    if missing is None:
+        replay.add_command(commands)
+        size.add_command(commands)
+    doctor.add_command(commands)
     return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit code."""
-    if missing is not None:
-        return _mistake(f"the command line needs more than the core: {missing}")
+    given = sys.argv[1:] if arguments is None else arguments
+    if missing is not None and given[:1] != ["doctor"]:
+        return _mistake(f"the command line needs more than the core: {missing} (kvpool doctor tells what is here)")
     if sys.stdout is None:
         return _mistake("standard output is closed, and results go there")
-    options = _parser().parse_args(arguments)
+    options = _parser().parse_args(given)
     try:
         answer: int = options.run(options)
         sys.stdout.flush()
