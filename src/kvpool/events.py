@@ -59,7 +59,7 @@ class EventLog:
     def __init__(self, limit: int = 100_000) -> None:
         self._limit = limit
         self._num_blocks = 0
-        self._noted: list[Event | _Stored] = []
+        self._noted: list[Event | Stored] = []
 
     def stored(
         self,
@@ -75,6 +75,16 @@ class EventLog:
         """
         self._make_room(len(names))
         self._noted.append((tuple(names), parent, tuple(token_ids), block_size, group_id))
+
+    def stored_all(self, events: "list[Stored]") -> None:
+        """The same for many at once, each of one block."""
+        if self._num_blocks + len(events) <= self._limit:
+            self._num_blocks += len(events)
+            self._noted += events
+            return
+        for event in events:
+            self._make_room(1)
+            self._noted.append(event)
 
     def removed(self, names: Sequence[BlockHash], group_id: GroupId = 0) -> None:
         """Nothing under these names can be found in the group any more."""
@@ -102,5 +112,5 @@ class EventLog:
             self._num_blocks = num_blocks
 
 
-_Stored: TypeAlias = tuple[tuple[BlockHash, ...], BlockHash | None, tuple[int, ...], int, GroupId]
+Stored: TypeAlias = tuple[tuple[BlockHash, ...], BlockHash | None, tuple[int, ...], int, GroupId]
 """The fields of a BlockStored, in order."""

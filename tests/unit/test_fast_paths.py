@@ -25,14 +25,14 @@ def without_plain(cache: KVCacheManager) -> None:
     parts: Any = cache
     cache.groups.is_plain = False
     parts._room._is_plain = False
-    parts._publisher._steady = None
+    parts._publisher.steady = None
 
 
 def without_steady(cache: KVCacheManager) -> None:
     """As if every block had to be looked at, behind all boundaries too."""
     parts: Any = cache
-    assert parts._publisher._steady is not None
-    parts._publisher._steady = None
+    assert parts._publisher.steady is not None
+    parts._publisher.steady = None
 
 
 def without_uniform(cache: KVCacheManager) -> None:
@@ -93,7 +93,7 @@ LAYOUTS: list[tuple[LayerKind, ...]] = [
 
 def has_shortcut(kinds: Sequence[LayerKind], publication: Setting) -> bool:
     cache: Any = KVCacheManager(9, 4, kinds, publication=publication)
-    steady: object = cache._publisher._steady
+    steady: object = cache._publisher.steady
     return steady is not None
 
 

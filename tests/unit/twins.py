@@ -60,6 +60,7 @@ class Twins:
 
     def _state(self, side: int) -> list[object]:
         cache = self.caches[side]
+        self.batches[side].settle()
         tables = [cache.table(pair[side]) for pair in [*self.live, *self.in_batch]]
         each = [
             (t.block_ids, list(t.scratch_ids), t.num_slots, t.num_computed, t.num_committed, t.is_decoding)

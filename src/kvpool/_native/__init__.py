@@ -41,6 +41,9 @@ _HASHER = _POOL if _SHA != "none" else None
 NativeBlockPool: type | None = _POOL and _POOL.NativeBlockPool
 """`kvpool.core.block_pool.BlockPool` in C++."""
 
+NativeRows: Callable[..., Any] | None = _POOL and _POOL.Rows
+"""The rows of a decode batch over such a pool; see `_core.pyi`."""
+
 hash_blocks: Callable[..., list[bytes] | None] | None = _HASHER and _HASHER.hash_blocks
 hash_encoded: Callable[..., bytes] | None = _HASHER and _HASHER.hash_encoded
 encode_blocks: Callable[..., list[bytes] | None] | None = _HASHER and _HASHER.encode_blocks

@@ -20,6 +20,7 @@ struct Raised {};
 // kvpool.errors.UsageError, kvpool.errors.ConfigError.
 extern PyObject* usage_error;
 extern PyObject* config_error;
+extern PyObject* pool_type;
 
 template <class... Values>
 [[noreturn]] void raise(PyObject* error, const char* format, Values... values) {
@@ -220,6 +221,7 @@ bool is_row_of_bytes(PyObject* given);
 PyObject* list_of(const int32_t* ids, size_t count);
 
 PyObject* make_pool_type();
+PyObject* make_rows_type();
 extern PyMethodDef hashing_functions[];
 
 }  // namespace kvpool

@@ -234,16 +234,16 @@ PyObject* withdraw_dependents(PyObject* self, PyObject* const* given, Py_ssize_t
 
 }  // namespace
 
-void Listener::tell() const {
-  for (const uint8_t group : dropped_.groups) {
+void tell_removed(PyObject* on_removed, const Dropped& dropped) {
+  for (const uint8_t group : dropped.groups) {
     Ref names = Ref::made(PyList_New(0));
-    for (size_t i = 0; i < dropped_.names.size(); i++) {
-      if (dropped_.group_of_name[i] != group) continue;
-      const Ref name = Ref::made(to_python(dropped_.names[i]));
+    for (size_t i = 0; i < dropped.names.size(); i++) {
+      if (dropped.group_of_name[i] != group) continue;
+      const Ref name = Ref::made(to_python(dropped.names[i]));
       if (PyList_Append(names.get(), name.get()) < 0) throw Raised{};
     }
     if (!PyList_Size(names.get())) continue;
-    const Ref told = Ref::made(PyObject_CallFunction(on_removed_, "OI", names.get(), unsigned{group}));
+    const Ref told = Ref::made(PyObject_CallFunction(on_removed, "OI", names.get(), unsigned{group}));
   }
 }
 

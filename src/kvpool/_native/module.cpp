@@ -1,10 +1,12 @@
 // The module kvpool._native._core.
 #include "binding.hpp"
+#include "view.hpp"
 
 namespace kvpool {
 
 PyObject* usage_error = nullptr;
 PyObject* config_error = nullptr;
+PyObject* pool_type = nullptr;
 
 namespace {
 
@@ -13,8 +15,11 @@ int fill(PyObject* module) {
     const Ref errors = Ref::made(PyImport_ImportModule("kvpool.errors"));
     usage_error = Ref::made(PyObject_GetAttrString(errors.get(), "UsageError")).release();
     config_error = Ref::made(PyObject_GetAttrString(errors.get(), "ConfigError")).release();
-    const Ref type = Ref::made(make_pool_type());
-    if (PyModule_AddObjectRef(module, "Pool", type.get()) < 0) throw Raised{};
+    pool_type = Ref::made(make_pool_type()).release();
+    if (PyModule_AddObjectRef(module, "Pool", pool_type) < 0) throw Raised{};
+    view_type = Ref::made(make_view_type()).release();
+    const Ref rows = Ref::made(make_rows_type());
+    if (PyModule_AddObjectRef(module, "Rows", rows.get()) < 0) throw Raised{};
     return none();
   });
   Py_XDECREF(filled);

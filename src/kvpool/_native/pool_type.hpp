@@ -25,12 +25,15 @@ inline unsigned group_of(PyObject* given, const Pool& pool) {
   return static_cast<unsigned>(group);
 }
 
+// Tell a listener what can be found no longer, group by group.
+void tell_removed(PyObject* on_removed, const Dropped& dropped);
+
 // Collects what is dropped if somebody listens, and tells it.
 class Listener {
  public:
   explicit Listener(PyObject* self) : on_removed_(object_of(self).on_removed) {}
   Dropped* dropped() { return on_removed_ ? &dropped_ : nullptr; }
-  void tell() const;
+  void tell() const { tell_removed(on_removed_, dropped_); }
 
  private:
   PyObject* on_removed_;

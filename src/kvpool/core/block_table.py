@@ -9,11 +9,13 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from kvpool.core.late import Keeper, written_late
 from kvpool.core.request import RequestLike
 from kvpool.errors import UsageError
 from kvpool.types import BlockId, GroupId
 
 
+@written_late("block_ids", "num_slots", "num_computed", "num_committed")
 class BlockTable:
     """One list of block ids a group; block i holds tokens i * block_size .. (i + 1) * block_size - 1 (invariant 7).
 
@@ -24,7 +26,7 @@ class BlockTable:
     """
 
     __slots__ = (
-        "block_ids", "block_sizes", "boundaries", "first_held", "is_decoding", "last_stop", "num_committed",
+        "block_ids", "block_sizes", "boundaries", "first_held", "is_decoding", "keeper", "last_stop", "num_committed",
         "num_computed", "num_once_committed", "num_outside", "num_slots", "request", "scratch_ids",
     )  # fmt: skip
 
@@ -55,6 +57,8 @@ class BlockTable:
         self.num_computed = num_computed
         self.num_committed = num_computed
         self.is_decoding = False
+        self.keeper: Keeper | None = None
+        """The batch that writes this down when it is read, if there is one."""
 
     def slot_mapping(self, start: int, stop: int, group_id: GroupId = 0) -> npt.NDArray[np.int64]:
         """The slots of tokens start .. stop - 1: int64, shape (stop - start,), slot = block id * block_size + offset.

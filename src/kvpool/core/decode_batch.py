@@ -20,7 +20,7 @@ from kvpool.core.publisher import Publisher
 from kvpool.core.request import RequestLike, require_token_ids
 from kvpool.core.room import Room
 from kvpool.errors import UsageError
-from kvpool.types import NULL_BLOCK, BlockId
+from kvpool.types import NULL_BLOCK, BlockId, GroupId
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class DecodeBatch:
     """Rows in the order in which requests joined. Made empty; read `requests`, give it to the manager's verbs.
 
     All tokens of a row but its last are computed. While a request is in a batch only `step` moves it: its token list is
-    always up to date, its table's `num_computed` stands at the last block border until it leaves.
+    always up to date, its table's `num_computed` stands at the last block border, or further on, until it leaves.
     """
 
     def __init__(self, pool: BlockPool, room: Room, groups: Groups, publisher: Publisher, hasher: BlockHasher) -> None:
@@ -69,12 +69,7 @@ class DecodeBatch:
 
     def add(self, requests: Sequence[RequestLike], tables: Sequence[BlockTable]) -> None:
         """Rows at the end. UsageError, and nothing changes, when a token before the last has no room."""
-        for request, table in zip(requests, tables, strict=True):
-            if table.num_slots < request.num_tokens - 1:
-                raise UsageError(
-                    f"request {request.request_id!r} has {request.num_tokens} tokens and room for {table.num_slots}: "
-                    "allocate for it before it decodes"
-                )
+        require_room(requests, tables)
         if not requests:
             return
         tokens = [request.token_ids for request in requests]
@@ -98,10 +93,7 @@ class DecodeBatch:
 
         UsageError, and nothing changes, when one of them has no row here.
         """
-        gone = set(leaving)
-        strangers = gone.difference(self.requests)
-        if strangers:
-            raise UsageError(f"request {strangers.pop().request_id!r} leaves a batch that it is not in")
+        gone = self._require_rows(leaving)
         self.settle()
         kept = [row for row, request in enumerate(self.requests) if request not in gone]
         self.requests = [self.requests[row] for row in kept]
@@ -143,6 +135,34 @@ class DecodeBatch:
         for tokens, table in zip(self._tokens, self._tables, strict=True):
             table.num_computed = max(table.num_computed, len(tokens) - 1)
 
+    def block_tables(self, group_id: GroupId = 0) -> npt.NDArray[np.int32]:
+        """The block ids of every row in a group: int32, shape (rows, columns), the null block behind a table's end.
+
+        For an engine's kernels; read it, do not write it. It holds until the batch changes.
+        """
+        tables = [table.block_ids[group_id] for table in self._tables]
+        blocks = np.full((len(self), max(map(len, tables), default=0)), NULL_BLOCK, dtype=np.int32)
+        for row, ids in enumerate(tables):
+            blocks[row, : len(ids)] = ids
+        return blocks
+
+    def slot_mapping(self) -> npt.NDArray[np.int64]:
+        """The slot of every row's last token, the next to be computed: int64, shape (groups, rows).
+
+        As in `BlockTable.slot_mapping`, slot = block id * block_size + offset. It lies in the null block where the
+        token has no room, and in groups of cross attention, where it needs none.
+        """
+        slots = np.zeros((len(self._groups), len(self)), dtype=np.int64)
+        last = self.num_tokens - 1
+        for group in self._groups.all:
+            blocks, offsets = last // group.block_size, last % group.block_size
+            if not group.is_encoder:
+                ids = [table.block_ids[group.group_id] for table in self._tables]
+                found = [own[at] if at < len(own) else NULL_BLOCK for own, at in zip(ids, blocks.tolist(), strict=True)]
+                slots[group.group_id] = np.array(found, dtype=np.int64) * group.block_size
+            slots[group.group_id] += offsets
+        return slots
+
     def validate(self, token_ids: Sequence[int]) -> None:
         """UsageError unless a step can be made with these tokens."""
         if len(token_ids) != len(self):
@@ -158,10 +178,18 @@ class DecodeBatch:
     def check(self) -> None:
         """Raise AssertionError when a request in the batch was moved by anything but `step`. O(rows)."""
         for request, tokens, table, length in zip(
-            self.requests, self._tokens, self._tables, self._lengths.tolist(), strict=True
+            self.requests, self._tokens, self._tables, self.num_tokens.tolist(), strict=True
         ):
             assert length == len(tokens), f"{request.request_id!r} grew by {len(tokens) - length} tokens in a batch"
             assert table.is_decoding, f"{request.request_id!r} is in a batch, and its table does not know"
+
+    def _require_rows(self, requests: Collection[RequestLike]) -> set[RequestLike]:
+        """These requests. UsageError when one of them has no row here."""
+        own = set(requests)
+        strangers = own.difference(self.requests)
+        if strangers:
+            raise UsageError(f"request {strangers.pop().request_id!r} leaves a batch that it is not in")
+        return own
 
     def _publish(self) -> None:
         """Requests whose last block is full in all groups: all of it is computed."""
@@ -238,6 +266,16 @@ class DecodeBatch:
             table.num_slots += table.block_sizes[0]
         in_need = [request for request, _ in short]
         return StepResult(in_need[:num_served], np.array(new, dtype=np.int32)[:, None], in_need[num_served:])
+
+
+def require_room(requests: Sequence[RequestLike], tables: Sequence[BlockTable]) -> None:
+    """UsageError when a token before the last of a request has no room."""
+    for request, table in zip(requests, tables, strict=True):
+        if table.num_slots < request.num_tokens - 1:
+            raise UsageError(
+                f"request {request.request_id!r} has {request.num_tokens} tokens and room for {table.num_slots}: "
+                "allocate for it before it decodes"
+            )
 
 
 _NO_LIMIT = np.iinfo(np.int64).max

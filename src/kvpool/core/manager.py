@@ -19,6 +19,7 @@ from kvpool.core.groups import Groups
 from kvpool.core.hashing import DEFAULT_SEED, BlockHasher
 from kvpool.core.hit import Hit, HitEnd
 from kvpool.core.lookup import Found, longest_hit
+from kvpool.core.native_batch import NativeDecodeBatch, can_be_native
 from kvpool.core.publication import DEFAULT_PUBLICATION, Publication, Setting
 from kvpool.core.publisher import Publisher
 from kvpool.core.request import RequestLike
@@ -302,7 +303,7 @@ class KVCacheManager(Gauges):
             return requests.step(token_ids)
         if len(set(requests)) != len(requests):
             raise UsageError(f"{len(requests) - len(set(requests))} of {len(requests)} requests come twice in one step")
-        batch = self._new_batch()
+        batch = DecodeBatch(self._pool, self._room, self.groups, self._publisher, self.hasher)
         batch.add(requests, list(map(self._require_alone, requests)))
         batch.validate(token_ids)
         batch.publish_from(0, 0)
@@ -369,7 +370,10 @@ class KVCacheManager(Gauges):
         return self._publisher.why_missing(request, num_found)
 
     def _new_batch(self) -> DecodeBatch:
-        return DecodeBatch(self._pool, self._room, self.groups, self._publisher, self.hasher)
+        """In the native core where that is in use and has such a layout; the two cannot be told apart."""
+        is_native = can_be_native(self._pool, self._room, self.groups, self._publisher)
+        kind = NativeDecodeBatch if is_native else DecodeBatch
+        return kind(self._pool, self._room, self.groups, self._publisher, self.hasher)
 
     def _cut_back(self, table: BlockTable, num_tokens: int) -> None:
         """Only the first `num_tokens` tokens of the request are computed, and only they have room."""

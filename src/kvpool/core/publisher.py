@@ -4,7 +4,7 @@ Owns: the memory of first blocks that explains misses.
 Knows nothing of: who decides that a block is computed.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby, repeat, takewhile
 
 from kvpool.core.block_pool import BlockPool, Lineage, Parent
@@ -15,7 +15,7 @@ from kvpool.core.hashing import BlockHasher
 from kvpool.core.hit import FirstBlocks, HitEnd
 from kvpool.core.publication import Publication, Rank, Run
 from kvpool.core.request import RequestLike
-from kvpool.events import EventLog
+from kvpool.events import EventLog, Stored
 from kvpool.types import NULL_BLOCK, BlockHash, BlockId, GroupId
 
 
@@ -37,7 +37,7 @@ class Publisher:
         self._first_blocks = FirstBlocks()
         # Where no group keeps everything, only this tells how much of a prompt others have computed before.
         self._seen = RecentNames()
-        self._steady = self._steady_ranks()
+        self.steady = self._steady_ranks()
 
     def _steady_ranks(self) -> list[tuple[GroupId, bool]] | None:
         """Which groups publish a block that fills behind all boundaries, and whether it is spare; None: it depends."""
@@ -85,21 +85,39 @@ class Publisher:
     def _is_steady(self, table: BlockTable, stop: int) -> bool:
         """Whether the request has just filled one block more, behind all its boundaries."""
         start = table.num_committed
-        least = max(self._num_sink_tokens, table.num_outside, table.boundaries[-1] if table.boundaries else 1)
         is_one_block = start + self._groups.alignment == stop == table.num_computed
-        return is_one_block and start >= least and self._steady is not None
+        return is_one_block and start >= self.first_steady(table) and self.steady is not None
+
+    def first_steady(self, table: BlockTable) -> int:
+        """Blocks of the request that begin here or later are behind all its boundaries. Never its first block."""
+        if self._groups.is_plain:
+            return 1
+        return max(self._num_sink_tokens, table.num_outside, table.boundaries[-1] if table.boundaries else 1)
+
+    @property
+    def on_stored(self) -> Callable[[list[Stored]], None] | None:
+        """Whom others that publish in its place tell what they stored; None: nobody listens."""
+        return self._events.stored_all if self._events is not None else None
+
+    @property
+    def on_named(self) -> Callable[[list[BlockHash]], None] | None:
+        """Whom they tell the names of the common borders that were computed; None: nobody wants them."""
+        return self._note_seen if not self._groups.keep_all else None
+
+    def _note_seen(self, names: list[BlockHash]) -> None:
+        self._seen.update(names)
 
     def _publish_steady(
         self, requests: Sequence[RequestLike], tables: Sequence[BlockTable], encoded: Iterable[bytes | None]
     ) -> int:
         """One block of each of these requests: what most steps publish."""
-        assert self._steady is not None
+        assert self.steady is not None
         size = self._groups.alignment
         chains = [request.block_hashes(self._hasher, unit) for request, unit in zip(requests, encoded, strict=False)]
         places = [table.num_committed // size for table in tables]
         names = [chain[at] for chain, at in zip(chains, places, strict=True)]
         parents = [chain[at - 1] for chain, at in zip(chains, places, strict=True)]
-        for group_id, is_spare in self._steady:
+        for group_id, is_spare in self.steady:
             block_ids = [table.block_ids[group_id][at] for table, at in zip(tables, places, strict=True)]
             self._pool.commit(block_ids, names, group_id, parents, spare=block_ids if is_spare else ())
         if not self._groups.keep_all:
@@ -109,9 +127,9 @@ class Publisher:
         if self._events is not None:
             for request, at, name, parent in zip(requests, places, names, parents, strict=True):
                 tokens = tuple(request.token_ids[at * size : (at + 1) * size])
-                for group_id, _ in self._steady:
+                for group_id, _ in self.steady:
                     self._events.stored((name,), parent, tokens, size, group_id)
-        return len(names) * len(self._steady)
+        return len(names) * len(self.steady)
 
     def _publish_plain(
         self, requests: Sequence[RequestLike], tables: Sequence[BlockTable], encoded: Iterable[bytes | None]

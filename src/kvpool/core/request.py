@@ -13,7 +13,8 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from kvpool.core.hashing import BlockHasher, ExtraKey
+from kvpool.core.hashing import BlockHasher, ExtraKey, cbor
+from kvpool.core.late import Keeper, written_late
 from kvpool.errors import UsageError
 from kvpool.types import BlockHash, RequestId
 
@@ -123,6 +124,7 @@ class PromptEmbeds:
         return hashlib.sha256(head.encode() + chosen.tobytes() + rows.tobytes()).hexdigest()
 
 
+@written_late("token_ids")
 class Request:
     """A prompt and the tokens appended to it.
 
@@ -138,7 +140,7 @@ class Request:
     """
 
     __slots__ = (
-        "_hasher", "_is_keyed", "_names", "adapter", "cache_salt", "encoder_input", "max_tokens", "media",
+        "_hasher", "_is_keyed", "_names", "adapter", "cache_salt", "encoder_input", "keeper", "max_tokens", "media",
         "num_preemptions", "num_prompt_tokens", "prompt_embeds", "reads_cache", "request_id", "tenant", "token_ids",
     )  # fmt: skip
 
@@ -157,6 +159,8 @@ class Request:
         max_tokens: int | None = None,
     ) -> None:
         self.request_id = request_id
+        self.keeper: Keeper | None = None
+        """The batch that writes down its tokens when they are read, if there is one."""
         self.token_ids = self._whole_numbers(prompt_token_ids)
         self.num_prompt_tokens = len(self.token_ids)
         self.cache_salt = cache_salt
@@ -269,6 +273,16 @@ class Request:
         size = hasher.block_size
         keys = self._extra_keys(first, stop, size) if self._is_keyed or not first else ()
         return hasher.names(self.token_ids[first * size : stop * size], parent, keys)
+
+    @property
+    def has_own_names(self) -> bool:
+        """Whether its blocks are named after its tokens and keys, as here; a subclass may name them otherwise."""
+        return type(self).block_hashes is Request.block_hashes and type(self)._extra_keys is Request._extra_keys
+
+    def common_keys(self) -> tuple[int, bytes | None]:
+        """Blocks that begin at this token or later all have the same extra keys, and these keys in CBOR."""
+        keys = (*self._adapter_keys(), *self._encoder_keys())
+        return max(self._end_of_keys(), 1), cbor(keys) if keys else None
 
     def plain_name(self, hasher: BlockHasher, num_blocks: int = 1, /) -> bytes | None:
         """The name of block `num_blocks` as if the request had no extra keys; None while it is not full."""

@@ -23,10 +23,10 @@ class Room:
     def __init__(self, pool: BlockPool, groups: Groups, *, keeps_last_border: bool = False) -> None:
         self._pool = pool
         self._groups = groups
-        self._keeps_last_border = keeps_last_border and len({group.block_size for group in groups.decoder}) == 1
+        self.keeps_last_border = keeps_last_border and len({group.block_size for group in groups.decoder}) == 1
         self._is_plain = groups.is_plain
         self._states = tuple(group for group in groups.all if group.is_state)
-        self._windows = tuple(bundle for bundle in groups.bundles if bundle[0].is_windowed)
+        self.windows = tuple(bundle for bundle in groups.bundles if bundle[0].is_windowed)
         sizes = {group.block_size for group in groups.all}
         self.is_uniform = len(sizes) == 1 and len(groups.decoder) == len(groups)
 
@@ -36,18 +36,18 @@ class Room:
 
         Requests that compute a token at a time, and have slid all they could before.
         """
-        return tuple((size, 0) for size in self._groups.block_sizes) if self._keeps_last_border else self._groups.slides
+        return tuple((size, 0) for size in self._groups.block_sizes) if self.keeps_last_border else self._groups.slides
 
     def slide(self, table: BlockTable, num_tokens: int) -> None:
         """Let go of what the next `num_tokens` tokens do not look at. The null block takes its place."""
-        if not self._windows:
+        if not self.windows:
             return
         computed = table.num_computed
-        if self._keeps_last_border and num_tokens == 1:
+        if self.keeps_last_border and num_tokens == 1:
             computed = self._groups.align(computed)
         dead: list[tuple[GroupId, list[BlockId]]] = []
         is_single = True
-        for window, bundle in enumerate(self._windows):
+        for window, bundle in enumerate(self.windows):
             first, live = table.first_held[window], bundle[0].first_live_block(computed)
             if live > first:
                 table.first_held[window] = live
@@ -57,12 +57,20 @@ class Room:
                     ids = table.block_ids[group.group_id]
                     dead.append((group.group_id, ids[first:live]))
                     ids[first:live] = [NULL_BLOCK] * (live - first)
-        if len(self._windows) > 1:
+        if len(self.windows) > 1:
             dead.sort()
         if is_single:
             self._pool.free_each([blocks[0] for _, blocks in dead if blocks[0]])
         else:
             self._pool.free_groups([filter(None, reversed(blocks)) for _, blocks in dead])
+
+    def pass_over(self, table: BlockTable, first_held: Sequence[int]) -> None:
+        """The table lets go of what is not held any more: somebody else has given it back to the pool."""
+        for window, bundle in enumerate(self.windows):
+            first, live = max(table.first_held[window], bundle[0].num_sink_blocks), first_held[window]
+            table.first_held[window] = live
+            for group in bundle if live > first else ():
+                table.block_ids[group.group_id][first:live] = [NULL_BLOCK] * (live - first)
 
     def keeps_state(self, table: BlockTable, num_tokens: int) -> bool:
         """Whether there is a block in every group of states for the state after so many tokens."""
@@ -151,7 +159,7 @@ class Room:
             stop = group.num_blocks(num_tokens)
             self._pool.free(reversed(ids[stop:]))
             del ids[stop:]
-        for window, bundle in enumerate(self._windows):
+        for window, bundle in enumerate(self.windows):
             table.first_held[window] = min(table.first_held[window], bundle[0].num_blocks(num_tokens))
         table.num_slots = self.num_slots(table)
 

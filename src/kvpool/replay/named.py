@@ -11,6 +11,7 @@ not name (outputs, the unfilled end of a prompt) get names that no other request
 from collections.abc import Sequence
 
 from kvpool.core.hashing import BlockHasher
+from kvpool.core.late import Keeper, written_late
 from kvpool.errors import ConfigError, UsageError
 from kvpool.types import BlockHash, RequestId
 
@@ -35,6 +36,7 @@ def names_at(block_ids: Sequence[int], trace_block_size: int, block_size: int) -
     )
 
 
+@written_late("_token_ids")
 class NamedRequest:
     """A prompt of `num_prompt_tokens` tokens; `names` are those of its first blocks, each of `block_size` tokens.
 
@@ -43,7 +45,7 @@ class NamedRequest:
 
     __slots__ = (
         "_block_size", "_names", "_serial", "_token_ids",
-        "max_tokens", "num_preemptions", "num_prompt_tokens", "request_id",
+        "keeper", "max_tokens", "num_preemptions", "num_prompt_tokens", "request_id",
     )  # fmt: skip
 
     reads_cache = True
@@ -62,6 +64,7 @@ class NamedRequest:
         if num_prompt_tokens < 1:
             raise UsageError(f"request {request_id!r} has {num_prompt_tokens} prompt tokens: at least 1")
         self.request_id = request_id
+        self.keeper: Keeper | None = None
         self.num_prompt_tokens = num_prompt_tokens
         self.max_tokens = max_tokens
         self.num_preemptions = 0
