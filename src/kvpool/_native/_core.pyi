@@ -111,3 +111,82 @@ class Pool:
 
     def withdraw_dependents(self, names: Mapping[BlockHash, int], ties: Iterable[_Tie], /) -> int:
         """These, and what depends on what nobody carries, lose their names; how many do."""
+
+class View:
+    """A read-only array over memory of the core, for `numpy.asarray`: no copy, and good as long as it is kept."""
+
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+
+_Answer: TypeAlias = tuple[list[int], View, list[int]]
+"""Rows with a block more in each group, these blocks (int32, rows x groups), and rows whose last token has no room."""
+
+class Rows:
+    """The rows of a decode batch, in blocks of one size in all groups of a pool. See `kvpool.core.native_batch`.
+
+    Rows are told by their place. A broken count or an id that is not there raises, and nothing has changed.
+    """
+
+    def __new__(
+        cls,
+        pool: Pool,
+        block_size: int,
+        keeps_last_border: bool,
+        windows: Iterable[tuple[int, int, Iterable[GroupId]]],
+        published: Iterable[tuple[GroupId, bool]],
+        remainders: Iterable[int],
+        on_stored: Callable[[list[Any]], object] | None,
+        on_named: Callable[[list[BlockHash]], object] | None,
+        /,
+    ) -> Self:
+        """`windows`: tokens, sink blocks and groups of each; `published`: the groups that publish, whether as spare.
+
+        A row of n tokens may let go of blocks where n % block_size is one of `remainders`. `on_stored` gets what a step
+        stored as `EventLog` notes it; without it no event is told, of what was evicted neither. `on_named` gets the
+        names alone.
+        """
+
+    def add(self, length: int, limit: int | None, block_ids: Iterable[_Ids], first_held: Iterable[int], /) -> None:
+        """A row at the end, `limit` tokens long at its end. It is not to be stepped before `follow`."""
+
+    def follow(self, row: int, token_ids: _Tokens, parent: BlockHash, extra: bytes | None, plain_from: int, /) -> None:
+        """All blocks before these last tokens of the row are committed, the last of them under the name `parent`.
+
+        Blocks that begin at token `plain_from` or later have the encoded extra keys `extra`, and are published.
+        """
+
+    def remove(self, rows: Iterable[int], /) -> None:
+        """The others keep their order."""
+
+    def step(self, token_ids: _Tokens, is_published: bool, /) -> _Answer | bool | None:
+        """Full blocks are committed, each row gets a token and room for it; None: nothing grew, all have room.
+
+        False, and nothing has changed, where that cannot be done here: no token for each row, a row without room, a
+        block that is not plain. With `is_published` all full blocks are committed already.
+        """
+
+    def serve(self) -> _Answer | None:
+        """Room for rows without, as far as there is any."""
+
+    def hide(self) -> None:
+        """`news` has an answer for every row from now on."""
+
+    def news(self, row: int, /) -> tuple[list[int], list[list[BlockId]], list[int], int] | None:
+        """What is new since the last call: tokens, block ids by group; first held blocks, committed tokens."""
+
+    def border_rows(self) -> list[int]:
+        """Rows whose length is a multiple of the block size."""
+
+    def ending_rows(self) -> list[int]:
+        """Rows whose next token is their last."""
+
+    def unserved(self) -> list[int]:
+        """Rows whose last token has no room, in order."""
+
+    def lengths(self) -> View:
+        """int64, shape (rows,)."""
+
+    def block_tables(self, group_id: GroupId, /) -> View:
+        """int32, shape (rows, columns)."""
+
+    def slot_mapping(self) -> View:
+        """int64, shape (groups, rows): of the last token of each row; a copy."""

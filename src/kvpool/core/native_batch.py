@@ -47,7 +47,7 @@ class NativeDecodeBatch(DecodeBatch):
 
     def __init__(self, pool: BlockPool, room: Room, groups: Groups, publisher: Publisher, hasher: BlockHasher) -> None:
         super().__init__(pool, room, groups, publisher, hasher)
-        assert NativeRows is not None and publisher.steady is not None, "a native batch without a native core"
+        assert NativeRows is not None, "a native batch without a native core"
         self._rows = NativeRows(
             pool,
             hasher.block_size,
@@ -207,7 +207,12 @@ class NativeDecodeBatch(DecodeBatch):
         if news is None:
             return
         new_tokens, new_block_ids, first_held, num_committed = news
-        request, table, tokens, block_ids = self.requests[row], self._tables[row], self._tokens[row], self._block_ids[row]
+        request, table, tokens, block_ids = (
+            self.requests[row],
+            self._tables[row],
+            self._tokens[row],
+            self._block_ids[row],
+        )
         tokens += new_tokens
         for name in late_names(request):
             setattr(request, name, tokens)
