@@ -6,11 +6,15 @@ namespace kvpool {
 
 namespace {
 
-size_t row_of(PyObject* given, const Rows& rows) {
-  const long long at = integer(given);
+size_t require_row(long long at, const Rows& rows) {
   if (at < 0 || static_cast<size_t>(at) >= rows.size())
     raise(PyExc_IndexError, "there is no row %lld: the batch has %zd", at, static_cast<Py_ssize_t>(rows.size()));
   return static_cast<size_t>(at);
+}
+
+size_t row_of(PyObject* given, const Rows& rows) {
+  const long long at = integer(given);  // may run whatever it likes, so before `rows` are looked at
+  return require_row(at, rows);
 }
 
 void require_count(Py_ssize_t count, Py_ssize_t wanted) {
@@ -66,8 +70,9 @@ PyObject* follow(PyObject* self, PyObject* const* given, Py_ssize_t count) {
   return guarded([&] {
     require_count(count, 5);
     Rows& rows = rows_of(self);
-    const size_t at = row_of(given[0], rows);
     const RowTokens tokens(given[1]);
+    const long long plain_from = integer(given[4]);
+    const size_t at = row_of(given[0], rows);
     if (!tokens.fit()) raise(PyExc_ValueError, "these are no token ids");
     if (tokens.size() > rows.layout().block_size || static_cast<int64_t>(tokens.size()) > rows.length(at) ||
         (rows.length(at) - static_cast<int64_t>(tokens.size())) % rows.layout().block_size)
@@ -79,7 +84,7 @@ PyObject* follow(PyObject* self, PyObject* const* given, Py_ssize_t count) {
       if (!PyBytes_Check(given[3])) raise(PyExc_TypeError, "encoded extra keys are bytes, not %R", given[3]);
       extra.assign(PyBytes_AsString(given[3]), PyBytes_Size(given[3]));
     }
-    rows.follow(at, tokens.data(), tokens.size(), parent, given[3] == Py_None ? nullptr : &extra, integer(given[4]));
+    rows.follow(at, tokens.data(), tokens.size(), parent, given[3] == Py_None ? nullptr : &extra, plain_from);
     return none();
   });
 }
@@ -87,9 +92,9 @@ PyObject* follow(PyObject* self, PyObject* const* given, Py_ssize_t count) {
 PyObject* remove(PyObject* self, PyObject* given) {
   return guarded([&] {
     Rows& rows = rows_of(self);
-    const Items gone(given);
+    const IdList gone(given);
     std::vector<uint8_t> is_gone(rows.size());
-    for (size_t i = 0; i < gone.size(); i++) is_gone[row_of(gone[i], rows)] = 1;
+    for (const int32_t at : gone.get()) is_gone[require_row(at, rows)] = 1;
     rows.remove(is_gone);
     return none();
   });
@@ -100,9 +105,8 @@ PyObject* noted(PyObject* names, PyObject* parent, PyObject* tokens, uint32_t bl
   return Py_BuildValue("(OOOII)", names, parent, tokens, unsigned{block_size}, group);
 }
 
-void tell_stored(const RowsObject& object) {
+void tell_stored(const RowsObject& object, const Outcome& outcome) {
   const Layout& layout = object.rows->layout();
-  const Outcome& outcome = *object.outcome;
   const Ref all = Ref::made(PyList_New(0));
   const int64_t* token = outcome.tokens.data();
   for (const Stored& stored : outcome.stored) {
@@ -121,25 +125,23 @@ void tell_stored(const RowsObject& object) {
   const Ref told = Ref::made(PyObject_CallFunctionObjArgs(object.on_stored, all.get(), nullptr));
 }
 
-void tell_named(const RowsObject& object) {
+void tell_named(const RowsObject& object, const Outcome& outcome) {
   const Ref names = Ref::made(PyList_New(0));
-  for (const Stored& stored : object.outcome->stored) {
+  for (const Stored& stored : outcome.stored) {
     const Ref name = Ref::made(to_python(stored.name));
     if (PyList_Append(names.get(), name.get()) < 0) throw Raised{};
   }
   const Ref told = Ref::made(PyObject_CallFunctionObjArgs(object.on_named, names.get(), nullptr));
 }
 
-void tell(const RowsObject& object) {
-  const Outcome& outcome = *object.outcome;
-  if (object.on_named && !outcome.stored.empty()) tell_named(object);
-  if (object.on_stored && !outcome.stored.empty()) tell_stored(object);
+void tell(const RowsObject& object, const Outcome& outcome) {
+  if (object.on_named && !outcome.stored.empty()) tell_named(object, outcome);
+  if (object.on_stored && !outcome.stored.empty()) tell_stored(object, outcome);
   for (const Dropped& dropped : outcome.removed) tell_removed(object_of(object.pool).on_removed, dropped);
 }
 
 // (rows that grew, their new blocks, rows without room); None where there are neither.
-PyObject* answer(const RowsObject& object) {
-  Outcome& outcome = *object.outcome;
+PyObject* answer(const RowsObject& object, const Outcome& outcome) {
   const std::vector<uint32_t>& unserved = object.rows->unserved();
   if (outcome.grown.empty() && unserved.empty()) return none();
   const Py_ssize_t num_groups = object.rows->layout().num_groups();
@@ -147,6 +149,17 @@ PyObject* answer(const RowsObject& object) {
   const Ref ids = Ref::made(view_of_own(outcome.block_ids, "i", outcome.grown.size(), num_groups));
   const Ref left = Ref::made(list_of_rows(unserved));
   return Py_BuildValue("(OOO)", grown.get(), ids.get(), left.get());
+}
+
+// Let `change` the rows, and answer and tell what it did. Who is told may call again: then the outcome is another's.
+template <class Change>
+PyObject* told(RowsObject& object, Change change) {
+  Outcome own;
+  Outcome& outcome = object.on_stored || object.on_named ? own : *object.outcome;
+  change(outcome);
+  Ref given = Ref::made(answer(object, outcome));
+  tell(object, outcome);
+  return given.release();
 }
 
 // (tokens, is_published). False, and nothing has changed, unless there is a token for each row and a row for each
@@ -161,19 +174,14 @@ PyObject* step(PyObject* self, PyObject* const* given, Py_ssize_t count) {
     Rows& rows = *object.rows;
     const bool can = tokens.fit() && tokens.size() == rows.size() && rows.unserved().empty();
     if (!can || !(is_published ? !rows.has_full() : rows.is_usual())) return PyBool_FromLong(0);
-    const bool is_listened_to = object.on_stored;
-    rows.step(tokens.data(), is_listened_to, *object.outcome);
-    tell(object);
-    return answer(object);
+    return told(object, [&](Outcome& outcome) { rows.step(tokens.data(), object.on_stored, outcome); });
   });
 }
 
 PyObject* serve(PyObject* self, PyObject*) {
   return guarded([&] {
     RowsObject& object = rows_object_of(self);
-    object.rows->serve(object.on_stored, *object.outcome);
-    tell(object);
-    return answer(object);
+    return told(object, [&](Outcome& outcome) { object.rows->serve(object.on_stored, outcome); });
   });
 }
 
