@@ -2,7 +2,8 @@
 
 Every request gets a random token a step; one in 16 fills a block, is hashed, committed and gets a new one. Prompts are
 32 to 47 tokens, so borders are spread evenly over the steps. Then the same in more groups, of prompts that are longer
-than their windows, for every publication setting. Median over 96 steps.
+than their windows, for every publication setting; and with rows of the native core beside rows in Python over the same
+pool, where the native core is in use. Median over 96 steps.
 """
 
 import random
@@ -12,7 +13,8 @@ from typing import Any
 
 from medians import median_s, print_table
 
-from kvpool import FullAttention, KVCacheManager, LayerKind, Request, SlidingWindow, StateSpace
+from kvpool import DecodeBatch, FullAttention, KVCacheManager, LayerKind, Request, SlidingWindow, StateSpace
+from kvpool._native import NativeRows
 from kvpool.core.publication import Setting
 
 VOCABULARY = 128_000
@@ -57,6 +59,13 @@ def by_batch(cache: KVCacheManager, requests: Sequence[Request]) -> Callable[[li
     return lambda token_ids: cache.step(batch, token_ids)
 
 
+def by_python_batch(cache: KVCacheManager, requests: Sequence[Request]) -> Callable[[list[int]], object]:
+    batch = DecodeBatch(cache._pool, cache._room, cache.groups, cache._publisher, cache.hasher)
+    for request in requests:
+        cache.join(batch, request)
+    return lambda token_ids: cache.step(batch, token_ids)
+
+
 def by_list(cache: KVCacheManager, requests: Sequence[Request]) -> Callable[[list[int]], object]:
     return lambda token_ids: cache.step(requests, token_ids)
 
@@ -96,9 +105,25 @@ def main() -> None:
         told = measure(num_requests, by_batch, events=True)
         figures = (f"{seconds * 1e6:,.0f}" for seconds in (batch, told, listed, called))
         rows.append((f"{num_requests:,}", *figures, f"{called / batch:.1f}"))
-    columns = ("requests", "batch, us", "with events", "list, us", "calls, us", "calls / batch")
+    columns: tuple[str, ...] = ("requests", "batch, us", "with events", "list, us", "calls, us", "calls / batch")
     print_table("One decode step, blocks of 16", columns, rows)
     print_table("One decode step of 1,024 requests, by layout", ("groups", "publication", "us", "ratio"), _by_layout())
+    if NativeRows is not None:
+        columns = ("groups", "requests", "native, us", "with events", "Python, us", "with events", "ratio")
+        print_table("One decode step: native rows, and rows in Python over the native pool", columns, _by_rows())
+
+
+def _by_rows() -> list[tuple[str, ...]]:
+    """Native rows and Python's, over the native pool."""
+    rows: list[tuple[str, ...]] = []
+    for name in ("1 full", "1 full, 1 window of 128", "1 full, 5 windows of 1,024"):
+        layout: dict[str, Any] = {"groups": LAYOUTS[name], "num_prompt_tokens": 1200 if "window" in name else 32}
+        for num_requests in (1, 256, 1024, 4096):
+            ways = [(way, events) for way in (by_batch, by_python_batch) for events in (False, True)]
+            seconds = [measure(num_requests, way, events=events, **layout) for way, events in ways]
+            ratio = f"{seconds[2] / seconds[0]:.1f}"
+            rows.append((name, f"{num_requests:,}", *(f"{each * 1e6:,.1f}" for each in seconds), ratio))
+    return rows
 
 
 def _by_layout() -> list[tuple[str, ...]]:

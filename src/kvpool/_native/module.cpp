@@ -18,6 +18,7 @@ int fill(PyObject* module) {
     pool_type = Ref::made(make_pool_type()).release();
     if (PyModule_AddObjectRef(module, "Pool", pool_type) < 0) throw Raised{};
     view_type = Ref::made(make_view_type()).release();
+    if (PyModule_AddObjectRef(module, "View", view_type) < 0) throw Raised{};
     const Ref rows = Ref::made(make_rows_type());
     if (PyModule_AddObjectRef(module, "Rows", rows.get()) < 0) throw Raised{};
     return none();

@@ -137,7 +137,9 @@ void tell_named(const RowsObject& object, const Outcome& outcome) {
 void tell(const RowsObject& object, const Outcome& outcome) {
   if (object.on_named && !outcome.stored.empty()) tell_named(object, outcome);
   if (object.on_stored && !outcome.stored.empty()) tell_stored(object, outcome);
-  for (const Dropped& dropped : outcome.removed) tell_removed(object_of(object.pool).on_removed, dropped);
+  PyObject* on_removed = object_of(object.pool).on_removed;
+  for (const Dropped& dropped : outcome.removed)
+    if (on_removed) tell_removed(on_removed, dropped);
 }
 
 // (rows that grew, their new blocks, rows without room); None where there are neither.
