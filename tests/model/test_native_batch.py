@@ -120,6 +120,23 @@ def test_a_request_is_written_down_when_somebody_reads_it() -> None:
     assert request.keeper is table.keeper is None
 
 
+def test_all_may_leave_at_once_and_while_they_are_looked_through() -> None:
+    cache = KVCacheManager(40, 4)
+    requests = [Request(str(number), [number] * 5) for number in range(6)]
+    batch = joined(cache, *requests)
+    cache.step(batch, range(6))
+    for request in batch.requests:
+        if int(str(request.request_id)) < 3:
+            cache.leave(batch, [request])
+    cache.step(batch, range(3))
+    assert [request.num_tokens for request in requests] == [7, 7, 7, 8, 8, 8]
+    cache.leave(batch, batch.requests)
+    assert len(batch) == 0
+    for request in requests:
+        cache.free(request)
+    cache.check()
+
+
 def test_views_outlive_what_they_were_views_of() -> None:
     """They show the batch as it is, until it grows out of them."""
     cache = KVCacheManager(2000, 4)

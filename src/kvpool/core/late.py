@@ -1,7 +1,8 @@
 """Attributes that are written down late: when somebody reads them.
 
 A native batch moves thousands of requests in a step, and few of them are looked at before the next. So it takes these
-attributes away, once, and whoever reads one finds it missing: then the batch writes down what has happened since.
+attributes away, once, and whoever reads one finds it missing: then the batch writes down what has happened since. Like
+all that touches the cache, that is for the thread that makes the steps.
 
 Knows nothing of: what the attributes mean.
 """

@@ -112,9 +112,12 @@ class NativeDecodeBatch(DecodeBatch):
             self._settle_row(row)
             _keep(None, self.requests[row], self._tables[row])
         self._rows.remove(rows)
-        for row in reversed(rows):
-            del self.requests[row], self._tables[row], self._tokens[row]
-            del self._block_ids[row], self._num_computed[row]
+        kept = [row for row, request in enumerate(self.requests) if request not in gone]
+        self.requests = [self.requests[row] for row in kept]
+        self._tables = [self._tables[row] for row in kept]
+        self._tokens = [self._tokens[row] for row in kept]
+        self._block_ids = [self._block_ids[row] for row in kept]
+        self._num_computed = [self._num_computed[row] for row in kept]
         self._shown = [pair for pair in self._shown if pair[0] not in gone]
         self._note_unserved()
 

@@ -1,0 +1,84 @@
+"""What an engine takes from a decode batch as arrays: block tables, and where the next tokens' keys and values go."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from kvpool import (
+    ChunkedLocal,
+    CrossAttention,
+    FullAttention,
+    KVCacheManager,
+    LayerKind,
+    Request,
+    SlidingWindow,
+    StateSpace,
+)  # fmt: skip
+from kvpool.core.request import EncoderInput
+
+FULL = FullAttention()
+
+
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        (FULL,),
+        (FULL, SlidingWindow(6, num_sinks=2)),
+        (FULL, ChunkedLocal(8)),
+        (FULL, StateSpace()),
+        (FULL, FullAttention(8)),
+        (FULL, CrossAttention()),
+    ],
+    ids=str,
+)
+def test_arrays_say_what_the_tables_say(kinds: Sequence[LayerKind]) -> None:
+    cache = KVCacheManager(120, 4, kinds)
+    batch = cache.decode_batch()
+    requests = [
+        Request(f"r{n}", [n] * (3 + 5 * n), encoder_input=EncoderInput("x", 6) if CrossAttention() in kinds else None)
+        for n in range(4)
+    ]
+    for request in requests:
+        cache.allocate(request, request.num_tokens)
+        cache.commit(request, request.num_tokens)
+        request.append(0)
+        cache.allocate(request, 1)
+        cache.join(batch, request)
+    for token in range(30):
+        slots = batch.slot_mapping()
+        assert slots.dtype == np.int64
+        assert slots.shape == (len(kinds), 4)
+        for group in cache.groups.all:
+            blocks = batch.block_tables(group.group_id)
+            assert blocks.dtype == np.int32
+            for row, request in enumerate(requests):
+                table, last = cache.table(request), request.num_tokens - 1
+                assert table is not None
+                ids = table.block_ids[group.group_id]
+                assert blocks[row].tolist() == ids + [0] * (blocks.shape[1] - len(ids))
+                if not group.is_encoder:
+                    assert slots[group.group_id, row] == table.slot_mapping(last, last + 1, group.group_id)[0]
+        if token == 20:
+            cache.leave(batch, [requests.pop(1)])
+            requests.append(Request("new", [7]))
+            cache.allocate(requests[-1], 1)
+            cache.join(batch, requests[-1])
+        cache.step(batch, [token] * 4)
+
+
+def test_a_token_without_room_has_its_slot_in_the_null_block() -> None:
+    cache = KVCacheManager(3, 4)
+    request = Request("r", range(8))
+    cache.allocate(request, 8)
+    cache.commit(request, 8)
+    request.append(0)
+    batch = cache.decode_batch()
+    cache.join(batch, request)
+    assert (batch.slot_mapping().tolist(), batch.block_tables().tolist()) == ([[0]], [[1, 2]])
+    assert batch.unserved == [request]
+
+
+def test_an_empty_batch_has_empty_arrays() -> None:
+    batch = KVCacheManager(3, 4, [FULL, FULL]).decode_batch()
+    assert (batch.block_tables(1).shape, batch.slot_mapping().shape, batch.num_tokens.shape) == ((0, 0), (2, 0), (0,))
