@@ -112,11 +112,9 @@ class Walk {
 
   void step() {
     if (!rows_.unserved().empty()) return serve();
-    const bool is_usual = rows_.is_usual();
-    REQUIRE(is_usual);
     std::vector<int64_t> tokens(rows_.size());
     for (int64_t& token : tokens) token = below(2);
-    rows_.step(tokens.data(), below(2), outcome_);
+    REQUIRE(rows_.step(tokens.data(), false, below(2), outcome_));
     for (const Published& published : layout_.published)
       for (Plain& plain : plains_)
         if (plain.tokens.size() % kSize == 0) publish(plain, published);

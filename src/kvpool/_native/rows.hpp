@@ -149,20 +149,10 @@ class Rows {
     row.is_untold = false;
   }
 
-  // Whether every block that is full now is named and published like any other. Only then `step` may be called; if
-  // not, somebody else has to publish first.
-  bool is_usual() const;
-
-  // Whether a row has a full block that is not committed.
-  bool has_full() const {
-    for (const Row& row : rows_)
-      if (row.fill == layout_.block_size) return true;
-    return false;
-  }
-
   // All blocks that are full now are committed, then each row has one token more, and room for it where there is any.
-  // Nobody must be unserved.
-  void step(const int64_t* tokens, bool is_listened_to, Outcome& outcome);
+  // Nobody must be unserved. False, and nothing has changed, when a full block cannot be named and published here, or
+  // when all should be published already, and one is not.
+  bool step(const int64_t* tokens, bool is_published, bool is_listened_to, Outcome& outcome);
 
   // Room for those that are unserved, as far as there is any.
   void serve(bool is_listened_to, Outcome& outcome);
@@ -201,7 +191,7 @@ class Rows {
     if (token >> 32) row.plain_from = INT64_MAX;
   }
 
-  void prepare(Outcome& outcome, bool is_listened_to);
+  bool prepare(bool is_published, Outcome& outcome, bool is_listened_to);
   void publish(Outcome& outcome, bool is_listened_to);
   void name_full_blocks(Outcome& outcome, bool is_listened_to);
   void append(const int64_t* tokens);

@@ -32,21 +32,8 @@ inline void Rows::remove(const std::vector<uint8_t>& is_gone) {
   num_settled_ = num_settled;
 }
 
-inline bool Rows::is_usual() const {
-  const bool is_plain = layout_.is_plain();
-  for (size_t at = 0; at < rows_.size(); at++) {
-    const Row& row = rows_[at];
-    if (row.fill == layout_.block_size) {
-      if (lengths_[at] - layout_.block_size < row.plain_from) return false;
-    } else if (row.fill == 0 && !is_plain) {
-      return false;  // a border that was committed before: then the order of events is another one
-    }
-  }
-  return true;
-}
-
-inline void Rows::step(const int64_t* tokens, bool is_listened_to, Outcome& outcome) {
-  prepare(outcome, is_listened_to);
+inline bool Rows::step(const int64_t* tokens, bool is_published, bool is_listened_to, Outcome& outcome) {
+  if (!prepare(is_published, outcome, is_listened_to)) return false;
   publish(outcome, is_listened_to);
   append(tokens);
   if (layout_.is_plain()) {
@@ -54,6 +41,7 @@ inline void Rows::step(const int64_t* tokens, bool is_listened_to, Outcome& outc
   } else {
     extend(outcome, is_listened_to);
   }
+  return true;
 }
 
 inline void Rows::serve(bool is_listened_to, Outcome& outcome) {
@@ -72,8 +60,10 @@ inline void Rows::serve(bool is_listened_to, Outcome& outcome) {
   }
 }
 
-// Find the full blocks, and all memory that the step may need.
-inline void Rows::prepare(Outcome& outcome, bool is_listened_to) {
+// Find the full blocks, and all memory that the step may need; whether it can be made.
+//
+// A border that was committed before makes no difference to blocks, but to the order of events in several groups.
+inline bool Rows::prepare(bool is_published, Outcome& outcome, bool is_listened_to) {
   const size_t count = size();
   outcome.clear();
   full_.clear();
@@ -81,9 +71,15 @@ inline void Rows::prepare(Outcome& outcome, bool is_listened_to) {
   full_.reserve(count);
   turns_.reserve(count);
   uint32_t columns = 0;
+  const bool is_plain = layout_.is_plain();
   for (size_t at = 0; at < count; at++) {
     Row& row = rows_[at];
-    if (row.fill == layout_.block_size) full_.push_back(static_cast<uint32_t>(at));
+    if (row.fill == layout_.block_size) {
+      if (is_published || lengths_[at] - layout_.block_size < row.plain_from) return false;
+      full_.push_back(static_cast<uint32_t>(at));
+    } else if (row.fill == 0 && !is_plain && !is_published) {
+      return false;
+    }
     if (row.recent.size() == row.recent.capacity()) row.recent.reserve(2 * row.recent.size() + layout_.block_size);
     columns = std::max(columns, row.num_blocks + 1);
   }
@@ -95,6 +91,7 @@ inline void Rows::prepare(Outcome& outcome, bool is_listened_to) {
   ids_.resize(std::max(full_.size(), count));
   names_.resize(full_.size());
   parents_.resize(full_.size());
+  return true;
 }
 
 inline void Rows::publish(Outcome& outcome, bool is_listened_to) {

@@ -153,12 +153,12 @@ PyObject* answer(const RowsObject& object, const Outcome& outcome) {
   return Py_BuildValue("(OOO)", grown.get(), ids.get(), left.get());
 }
 
-// Let `change` the rows, and answer and tell what it did. Who is told may call again: then the outcome is another's.
+// Let `change` the rows, and answer and tell what it did; False where it could not. Who is told may call again: then the outcome is another's.
 template <class Change>
 PyObject* told(RowsObject& object, Change change) {
   Outcome own;
   Outcome& outcome = object.on_stored || object.on_named ? own : *object.outcome;
-  change(outcome);
+  if (!change(outcome)) return PyBool_FromLong(0);
   Ref given = Ref::made(answer(object, outcome));
   tell(object, outcome);
   return given.release();
@@ -175,15 +175,20 @@ PyObject* step(PyObject* self, PyObject* const* given, Py_ssize_t count) {
     const RowTokens tokens(given[0]);
     Rows& rows = *object.rows;
     const bool can = tokens.fit() && tokens.size() == rows.size() && rows.unserved().empty();
-    if (!can || !(is_published ? !rows.has_full() : rows.is_usual())) return PyBool_FromLong(0);
-    return told(object, [&](Outcome& outcome) { rows.step(tokens.data(), object.on_stored, outcome); });
+    if (!can) return PyBool_FromLong(0);
+    return told(object, [&](Outcome& outcome) {
+      return rows.step(tokens.data(), is_published, object.on_stored, outcome);
+    });
   });
 }
 
 PyObject* serve(PyObject* self, PyObject*) {
   return guarded([&] {
     RowsObject& object = rows_object_of(self);
-    return told(object, [&](Outcome& outcome) { object.rows->serve(object.on_stored, outcome); });
+    return told(object, [&](Outcome& outcome) {
+      object.rows->serve(object.on_stored, outcome);
+      return true;
+    });
   });
 }
 
