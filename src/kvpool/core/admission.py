@@ -71,7 +71,7 @@ class Admission:
         """The table where one group keeps everything."""
         found, size = hit.block_ids[0], self._block_sizes[0]
         num_new = max(cdiv(hit.num_tokens + num_tokens + num_ahead, size) - len(found), 0)
-        if num_new + (self._pool.num_idle(found) if found else 0) > self._pool.num_free:
+        if self._is_short(num_new, found):
             return None
         if found:
             self._pool.touch(found)
@@ -87,13 +87,18 @@ class Admission:
         num_new = sum(map(len, missing)) + self._num_scratch_blocks
         ids = self._first_blocks(hit, start)
         found = _real_blocks(ids)
-        if num_new + self._pool.num_idle(found) > self._pool.num_free:
+        if self._is_short(num_new, found):
             return None
         table = BlockTable(request, ids, self._block_sizes, hit.num_tokens, self._publication.boundaries(request, hit))
         self._pool.touch(found)
         self._room.fill(table, missing, start + num_tokens)
         table.scratch_ids = self._room.take(self._num_scratch_blocks)
         return table
+
+    def _is_short(self, num_new: int, found: Sequence[BlockId]) -> bool:
+        """Whether fewer blocks are free than the new ones and those found that nobody holds."""
+        num_free = self._pool.num_free
+        return num_new + len(found) > num_free and num_new + self._pool.num_idle(found) > num_free
 
     def _first_blocks(self, hit: Hit, start: int) -> list[list[BlockId]]:
         """The blocks of the hit, but for those that the token at `start`, behind tokens from outside, looks past."""
