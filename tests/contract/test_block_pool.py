@@ -635,12 +635,13 @@ def test_a_bad_block_takes_its_name_and_all_that_depends_on_it(pool: BlockPool) 
     pool.check()
 
 
-def test_a_name_belongs_to_a_group_and_may_be_part_of_a_whole(grouped: BlockPool) -> None:
+def test_a_name_belongs_to_a_group_and_may_have_a_lineage(grouped: BlockPool) -> None:
     blocks = taken(grouped, 3)
-    grouped.commit(blocks[:2], [b"x", b"y"], 1, [Lineage(None, (), b"y", 8), None])
-    grouped.commit(blocks[2:], [b"z"], 2, [Lineage(b"y", ((b"y", 4),), None, 0)])
+    part, whole = Lineage(None, (), b"y", 8), Lineage(b"y", ((b"y", 4),), None, 0)
+    grouped.commit(blocks[:2], [b"x", b"y"], 1, [part, None])
+    grouped.commit(blocks[2:], [b"z"], 2, [whole])
     assert [grouped.group_id(block) for block in blocks] == [1, 1, 2]
-    assert [grouped.whole(block) for block in blocks] == [(b"y", 8), None, None]
+    assert [grouped.lineage(block) for block in blocks] == [part, None, whole]
 
 
 @pytest.fixture

@@ -142,7 +142,7 @@ class Twins:
             self.both("carry", blocks, names, self.group())
         for block in blocks:
             if pure.name(block) is not None:
-                self.both("whole", block)
+                self.both("lineage", block)
 
     def withdraw(self) -> None:
         bad = {name: self.rng.randint(1, 12) for name in self.names(self.rng.randint(0, 2))}

@@ -527,6 +527,29 @@ def test_a_bad_large_block_takes_the_small_ones_within_it() -> None:
     assert [cache.findable(group) for group in (0, 1)] == [set(), set()]
 
 
+def test_a_bad_large_block_takes_those_who_share_its_first_tokens_alone() -> None:
+    """They went on from a small block of who had it, which slid out of their window and is something else by now."""
+    cache = make(FullAttention(8), SlidingWindow(6), publication="every")
+    first, second, third = Request("first", range(9)), *(Request(r, [*range(4), *range(90, 99)]) for r in "ab")
+    compute(cache, first, 9)
+    bad, shared = (table_of(cache, first).block_ids[group][0] for group in (0, 1))
+    cache.free(first)
+    compute(cache, second, 9)
+    cache.free(second)
+    for request in third, Request("fourth", range(13)):
+        hit = cache.match(request)
+        assert (hit.num_tokens, hit.block_ids[1][0]) == (8, shared)
+        assert cache.allocate(request, 4, hit)
+        cache.commit(request, 12)
+        assert cache.allocate(request, 1)
+    cache.free(request)
+    other = Request("other", range(1000, 2000))
+    while cache._pool.name(shared) is not None:
+        compute(cache, other, (table_of(cache, other).num_computed if cache.table(other) else 0) + 4)
+    assert cache._pool.name(bad) is not None
+    assert cache.invalidate([bad]) == {"b": 0}
+
+
 # -- hits that are not what a match gave, and commits that end inside a step
 
 

@@ -42,10 +42,9 @@ class NativeBlockPool(Pool):
         pool._events, pool._lineages = events, lineages
         return pool
 
-    def whole(self, block_id: BlockId) -> tuple[BlockHash, int] | None:
-        """What a block with a name is part of, and how many tokens behind it that ends; None where it is no part."""
-        lineage = self._lineages[block_id] if self.has_lineage(block_id) else None
-        return (lineage.whole, lineage.num_left) if lineage is not None and lineage.whole is not None else None
+    def lineage(self, block_id: BlockId) -> Any | None:
+        """What a block with a name depends on where blocks of several sizes lie side by side; None elsewhere."""
+        return self._lineages[block_id] if self.has_lineage(block_id) else None
 
     def dependents(self, names: Mapping[BlockHash, int]) -> set[BlockHash]:
         """These names, and those of all content that was computed on top of what is bad. O(blocks)."""

@@ -259,10 +259,10 @@ class BlockPool:
         """The group that a block with a name was committed to."""
         return self._groups[block_id]
 
-    def whole(self, block_id: BlockId) -> tuple[BlockHash, int] | None:
-        """What a block with a name is part of, and how many tokens behind it that ends; None where it is no part."""
+    def lineage(self, block_id: BlockId) -> Lineage | None:
+        """What a block with a name depends on where blocks of several sizes lie side by side; None elsewhere."""
         lineage = self._parents[block_id]
-        return (lineage.whole, lineage.num_left) if isinstance(lineage, Lineage) and lineage.whole is not None else None
+        return lineage if isinstance(lineage, Lineage) else None
 
     def dependents(self, names: Mapping[BlockHash, int]) -> set[BlockHash]:
         """These names, and those of all content that was computed on top of what is bad. O(blocks).

@@ -59,12 +59,19 @@ class Damage:
                 self._spoil_request(table, first)
 
     def _spoil_block(self, pool: BlockPool, block: BlockId) -> None:
-        name, whole = pool.name(block), pool.whole(block)
-        if name is not None:
-            size = self._groups.all[pool.group_id(block)].block_size
-            self._spoil(name, size)
-            if whole is not None:
-                self._spoil(whole[0], whole[1] + size)
+        """Bad are its own name, those that end inside of it, and that of what it is a part of."""
+        name, lineage = pool.name(block), pool.lineage(block)
+        if name is None:
+            return
+        size = self._groups.all[pool.group_id(block)].block_size
+        self._spoil(name, size)
+        if lineage is None:
+            return
+        for inner, num_left in lineage.inside:
+            if num_left < size:
+                self._spoil(inner, size - num_left)
+        if lineage.whole is not None:
+            self._spoil(lineage.whole, lineage.num_left + size)
 
     def _spoil_request(self, table: BlockTable, first: int) -> None:
         """All that a request published whose content is bad from this token on."""
