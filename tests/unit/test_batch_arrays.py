@@ -1,6 +1,8 @@
 """What an engine takes from a decode batch as arrays: block tables, and where the next tokens' keys and values go."""
 
-from collections.abc import Sequence
+import copy
+import pickle
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -15,7 +17,8 @@ from kvpool import (
     SlidingWindow,
     StateSpace,
 )  # fmt: skip
-from kvpool.core.request import EncoderInput
+from kvpool.core.request import EncoderInput, RequestLike
+from kvpool.replay.named import NamedRequest
 
 FULL = FullAttention()
 
@@ -82,3 +85,32 @@ def test_a_token_without_room_has_its_slot_in_the_null_block() -> None:
 def test_an_empty_batch_has_empty_arrays() -> None:
     batch = KVCacheManager(3, 4, [FULL, FULL]).decode_batch()
     assert (batch.block_tables(1).shape, batch.slot_mapping().shape, batch.num_tokens.shape) == ((0, 0), (2, 0), (0,))
+
+
+class Open(Request):
+    """One with attributes of its own beside its slots."""
+
+    def __init__(self) -> None:
+        super().__init__("open", range(9))
+        self.note = "mine"
+
+
+@pytest.mark.parametrize("make", [lambda: Request("r", range(9)), lambda: NamedRequest("r", 9, [7], 4, serial=1), Open])
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda request: pickle.loads(pickle.dumps(request))])
+def test_a_copy_of_a_request_in_a_batch_is_nobodys(
+    make: Callable[[], Request | NamedRequest], copied: Callable[[RequestLike], RequestLike]
+) -> None:
+    cache = KVCacheManager(60, 4)
+    batch, request = cache.decode_batch(), make()
+    cache.allocate(request, 9)
+    cache.commit(request, 9)
+    request.append(100)
+    cache.join(batch, request)
+    cache.serve(batch)
+    for token in range(5):
+        cache.step(batch, [token])
+    twin = copied(request)
+    assert twin.token_ids[-5:] == [*range(5)]
+    cache.step(batch, [5])
+    assert (twin.num_tokens, request.num_tokens) == (15, 16)
+    assert getattr(twin, "note", None) == getattr(request, "note", None)

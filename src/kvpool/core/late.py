@@ -8,7 +8,7 @@ Knows nothing of: what the attributes mean.
 """
 
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 
 class Keeper(Protocol):
@@ -32,8 +32,18 @@ def written_late(*names: str) -> Callable[[Class], Class]:
         value: object = object.__getattribute__(self, name)
         return value
 
+    def get_state(self: object) -> object:
+        """For copies, which nobody moves."""
+        state: Any = object.__getstate__(self)
+        match state:
+            case (attributes, slots):
+                return attributes, {**slots, "keeper": None}
+            case attributes:
+                return {**attributes, "keeper": None}
+
     def decorate(cls: Class) -> Class:
         setattr(cls, "__getattr__", get_late)  # noqa: B010  (so that type checkers still know a wrong name)
+        setattr(cls, "__getstate__", get_state)  # noqa: B010
         setattr(cls, "late_names", names)  # noqa: B010
         return cls
 
