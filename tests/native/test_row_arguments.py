@@ -53,7 +53,8 @@ VERBS: dict[str, tuple[Part, ...]] = {
     "add": (number, number, lambda rng: several(rng, ids), ids),
     "follow": (number, ids, name, lambda rng: rng.choice([None, b"x", 7]), number),
     "remove": (ids,),
-    "step": (ids, number),
+    "step": (ids, ids, number),
+    "serve": (ids,),
     "news": (number,),
     "block_tables": (number,),
 }
@@ -68,6 +69,7 @@ def given(rng: random.Random, verb: str, rows: _core.Rows) -> list[Any]:
         tokens: Any = [rng.randrange(3) for _ in range(count)]
         found = [
             rng.choice([tokens, tuple(tokens), np.array(tokens, rng.choice(["int32", "int64"]))]),
+            [object() for _ in range(count if rng.random() < 0.9 else rng.randrange(count + 3))],
             rng.random() < 0.1,
         ]
     if verb == "remove" and rng.random() < 0.9:
@@ -87,7 +89,7 @@ def test_wrong_arguments_of_rows_raise_and_change_nothing(rng: random.Random, fu
             if rng.random() < 0.2:
                 add(rng, rows, pool)
             if rng.random() < 0.2:
-                rows.serve()
+                rows.serve([object()] * len(np.asarray(rows.lengths())))
             verb = rng.choice([*VERBS])
             before, arguments = state(rows, pool), given(rng, verb, rows)
             has_liar = any(isinstance(argument, Liar) for argument in arguments)

@@ -128,7 +128,7 @@ class Walk {
     if (plain.names.size() == last) {
       std::vector<uint32_t> tokens(plain.tokens.end() - kSize, plain.tokens.end());
       Name name;
-      BlockMessages(kSize, compress_portable).names(plain.names.back().bytes, tokens.data(), 1, nullptr, name.bytes);
+      BlockMessages(kSize, kPortableSha).names(plain.names.back().bytes, tokens.data(), 1, nullptr, name.bytes);
       plain.names.push_back(name);
       num_full++;
     }
@@ -177,7 +177,7 @@ class Walk {
     const Plain& plain = plains_[at];
     const size_t last = plain.tokens.size() - 1;
     REQUIRE(rows_.length(at) == static_cast<int64_t>(plain.tokens.size()));
-    REQUIRE(std::equal(rows_[at].recent.rbegin(), rows_[at].recent.rbegin() + rows_[at].fill, plain.tokens.rbegin()));
+    REQUIRE(std::equal(rows_.recent(at).rbegin(), rows_.recent(at).rbegin() + rows_.fill(at), plain.tokens.rbegin()));
     for (unsigned group = 0; group < layout_.num_groups(); group++) {
       const std::vector<int32_t>& table = plain.tables[group];
       const int32_t* ids = rows_.blocks().row(group, at);

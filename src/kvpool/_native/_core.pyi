@@ -117,8 +117,9 @@ class View:
 
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
-_Answer: TypeAlias = tuple[list[int], View, list[int]]
-"""Rows with a block more in each group, these blocks (int32, rows x groups), and rows whose last token has no room."""
+_Answer: TypeAlias = tuple[list[Any], View, list[Any]]
+"""Requests with a block more in each group, these blocks (int32, requests x groups), and those whose last token has no
+room."""
 
 class Rows:
     """The rows of a decode batch, in blocks of one size in all groups of a pool. See `kvpool.core.native_batch`.
@@ -157,14 +158,14 @@ class Rows:
     def remove(self, rows: Iterable[int], /) -> None:
         """The others keep their order."""
 
-    def step(self, token_ids: _Tokens, is_published: bool, /) -> _Answer | bool | None:
-        """Full blocks are committed, each row gets a token and room for it; None: nothing grew, all have room.
+    def step(self, token_ids: _Tokens, requests: list[Any], is_published: bool, /) -> _Answer | bool | None:
+        """`requests` has one for each row. Full blocks are committed, each row gets a token and room for it; None: nothing grew, all have room.
 
         False, and nothing has changed, where that cannot be done here: no token for each row, a row without room, a
         block that is not plain. With `is_published` all full blocks are committed already.
         """
 
-    def serve(self) -> _Answer | None:
+    def serve(self, requests: list[Any], /) -> _Answer | None:
         """Room for rows without, as far as there is any."""
 
     def hide(self) -> None:

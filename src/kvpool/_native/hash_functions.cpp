@@ -137,7 +137,7 @@ class WithoutTheLock {
 void hash(const Tokens& tokens, uint32_t block_size, const uint8_t* parent, const Extras& extras, uint8_t* out) {
   const size_t count = tokens.size() / block_size;
   const WithoutTheLock unlocked(count > kLong);
-  BlockMessages(block_size, sha().compress).names(parent, tokens.data(), count, extras.data(), out);
+  BlockMessages(block_size).names(parent, tokens.data(), count, extras.data(), out);
 }
 
 constexpr const char* kHashWords[] = {"token_ids", "block_size", "parent", "extras"};
@@ -192,7 +192,7 @@ PyObject* hash_encoded(PyObject*, PyObject* const* given, Py_ssize_t count, PyOb
     const bool has_extra = arguments.at[3] && arguments.at[3] != Py_None;
     const Encoded extra = has_extra ? bytes_of(arguments.at[3], "encoded extra keys") : Encoded{};
     uint8_t name[32];
-    BlockMessages(block_size_of(arguments.at[1]), sha().compress).name(parent, tokens, extra, name);
+    BlockMessages(block_size_of(arguments.at[1])).name(parent, tokens, extra, name);
     return PyBytes_FromStringAndSize(reinterpret_cast<const char*>(name), 32);
   });
 }
@@ -220,10 +220,11 @@ PyObject* encode_blocks(PyObject*, PyObject* blocks) {
 PyObject* compressions(PyObject*, PyObject* given) {
   return guarded([&]() -> PyObject* {
     const long long count = integer(given);
-    uint32_t state[8] = {};
+    State state{};
     const uint8_t piece[64] = {};
-    for (long long i = 0; i < count; i++) sha().compress(state, piece, 1);
-    return PyLong_FromUnsignedLong(state[0]);
+    const uint8_t* pieces = piece;
+    for (long long i = 0; i < count; i++) sha().one(&state, &pieces, 1);
+    return PyLong_FromUnsignedLong(state.words[0]);
   });
 }
 

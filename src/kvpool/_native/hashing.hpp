@@ -30,8 +30,9 @@ inline uint8_t* put_number(uint8_t* to, uint32_t value, uint8_t kind = 0) {
 }
 
 // The tokens of one block as CBOR writes them, without the head of the list. Answers the end.
-inline uint8_t* put_tokens(uint8_t* to, const uint32_t* tokens, size_t count) {
-  for (size_t i = 0; i < count; i++) to = put_number(to, tokens[i]);
+template <class Token>
+inline uint8_t* put_tokens(uint8_t* to, const Token* tokens, size_t count) {
+  for (size_t i = 0; i < count; i++) to = put_number(to, static_cast<uint32_t>(tokens[i]));
   return to;
 }
 
@@ -40,30 +41,49 @@ struct Encoded {
   size_t length = 0;
 };
 
-// Hashes blocks of one size, one after another.
+// A block that follows no other of its call. Its tokens fit into 32 bits.
+struct Single {
+  const uint8_t* parent;
+  const int64_t* tokens;
+  Encoded extra;
+  uint8_t* out;
+};
+
+// Hashes blocks of one size.
 class BlockMessages {
  public:
-  BlockMessages(uint32_t block_size, Compress compress) : block_size_(block_size), compress_(compress) {}
+  explicit BlockMessages(uint32_t block_size, const Sha& with = sha()) : block_size_(block_size), sha_(with) {}
 
   // The names of `count` blocks after the one named `parent`. `extras` has an item a block, or is nullptr.
   void names(const uint8_t* parent, const uint32_t* tokens, size_t count, const Encoded* extras, uint8_t* out) {
     // The tokens of a few blocks are written before the first of them is hashed: that overlaps better, and what
     // was written is then read in wider pieces without waiting.
-    uint8_t* messages[kAhead];
-    size_t pieces[kAhead];
+    const auto extra_of = [&](size_t at) { return extras ? extras[at] : Encoded{}; };
     for (size_t first = 0; first < count; first += kAhead) {
-      const size_t some = count - first < kAhead ? count - first : kAhead;
-      const size_t room = room_for(extras ? extras + first : nullptr, some);
+      const size_t some = make_room(first, count, extra_of);
       for (size_t i = 0; i < some; i++) {
-        messages[i] = buffer_.data() + i * room;
-        const Encoded extra = extras ? extras[first + i] : Encoded{};
-        pieces[i] = write(messages[i], tokens + (first + i) * block_size_, extra);
+        const size_t at = first + i;
+        write(i, tokens + at * block_size_, extra_of(at), out + 32 * at);
       }
-      for (size_t i = 0; i < some; i++, out += 32) {
-        std::memcpy(messages[i] + 3, parent, 32);
-        digest(compress_, messages[i], pieces[i], out);
-        parent = out;
+      for (size_t i = 0; i < some; i++) {
+        put_parent(i, parent);
+        digest(sha_, messages_[i]);
+        parent = messages_[i].out;
       }
+    }
+  }
+
+  // The names of blocks that do not follow one another: two of them are hashed side by side.
+  void names(const Single* blocks, size_t count) {
+    for (size_t first = 0; first < count; first += kAhead) {
+      const size_t some = make_room(first, count, [&](size_t at) { return blocks[at].extra; });
+      for (size_t i = 0; i < some; i++) {
+        const Single& block = blocks[first + i];
+        write(i, block.tokens, block.extra, block.out);
+        put_parent(i, block.parent);
+      }
+      for (size_t i = 0; i + 1 < some; i += 2) digest(sha_, messages_[i], messages_[i + 1]);
+      if (some % 2) digest(sha_, messages_[some - 1]);
     }
   }
 
@@ -75,7 +95,7 @@ class BlockMessages {
     end = put_bytes(end, tokens);
     const size_t pieces = finish(buffer_.data(), end, extra);
     std::memcpy(buffer_.data() + 3, parent, 32);
-    digest(compress_, buffer_.data(), pieces, out);
+    digest(sha_, {buffer_.data(), pieces, out});
   }
 
  private:
@@ -102,19 +122,28 @@ class BlockMessages {
     return num_pieces(length);
   }
 
-  // Everything but the parent; answers how many pieces it has.
-  size_t write(uint8_t* message, const uint32_t* tokens, Encoded extra) const {
+  // Message `i` of those written ahead: everything but the parent.
+  template <class Token>
+  void write(size_t i, const Token* tokens, Encoded extra, uint8_t* out) {
+    uint8_t* message = buffer_.data() + i * room_;
     uint8_t* end = put_number(start(message), block_size_, kArray);
-    return finish(message, put_tokens(end, tokens, block_size_), extra);
+    messages_[i] = {message, finish(message, put_tokens(end, tokens, block_size_), extra), out};
   }
 
-  // Bytes that a message of any of these blocks fits into; the buffer holds so many for each.
-  size_t room_for(const Encoded* extras, size_t count) {
+  void put_parent(size_t i, const uint8_t* parent) { std::memcpy(buffer_.data() + i * room_ + 3, parent, 32); }
+
+  // Room for the next few messages; how many.
+  template <class ExtraOf>
+  size_t make_room(size_t first, size_t count, ExtraOf extra_of) {
+    const size_t some = count - first < kAhead ? count - first : kAhead;
     size_t longest = 1;
-    for (size_t i = 0; extras && i < count; i++) longest = extras[i].length > longest ? extras[i].length : longest;
-    const size_t room = 64 * num_pieces(kStart + kMostOfToken * (1 + size_t{block_size_}) + kSlack + longest);
-    grow(count * room);
-    return room;
+    for (size_t i = 0; i < some; i++) {
+      const size_t length = extra_of(first + i).length;
+      longest = length > longest ? length : longest;
+    }
+    room_ = 64 * num_pieces(kStart + kMostOfToken * (1 + size_t{block_size_}) + kSlack + longest);
+    grow(some * room_);
+    return some;
   }
 
   void grow(size_t size) {
@@ -122,8 +151,10 @@ class BlockMessages {
   }
 
   const uint32_t block_size_;
-  const Compress compress_;
+  const Sha& sha_;
   std::vector<uint8_t> buffer_;
+  size_t room_ = 0;  // in the buffer, for each message
+  Message messages_[kAhead];
 };
 
 }  // namespace kvpool

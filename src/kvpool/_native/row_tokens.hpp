@@ -1,5 +1,7 @@
 // The tokens of a step, as they come from Python.
 #pragma once
+#include <memory>
+
 #include "binding.hpp"
 
 namespace kvpool {
@@ -20,7 +22,7 @@ class RowTokens {
 
   bool fit() const { return fit_; }
   size_t size() const { return size_; }
-  const int64_t* data() const { return size_ <= kFew ? few_ : own_.data(); }
+  const int64_t* data() const { return size_ <= kFew ? few_ : many_.get(); }
 
  private:
   static constexpr size_t kFew = 64;
@@ -65,13 +67,13 @@ class RowTokens {
   int64_t* room(size_t size) {
     size_ = size;
     if (size <= kFew) return few_;
-    own_.resize(size);
-    return own_.data();
+    many_.reset(new int64_t[size]);
+    return many_.get();
   }
 
   Buffer buffer_;
   int64_t few_[kFew];
-  std::vector<int64_t> own_;
+  std::unique_ptr<int64_t[]> many_;
   size_t size_ = 0;
   bool fit_ = false;
 };

@@ -45,14 +45,12 @@ struct Layout {
   bool is_plain() const { return window_of.size() == 1 && windows.empty(); }
 };
 
-// One row. Its last `fill` tokens lie behind the last committed block.
+// What a step does not look at of each row.
 struct Row {
-  std::vector<int64_t> recent;     // the last tokens, those behind the last committed block at least
-  uint32_t fill = 0;
   uint32_t num_blocks = 0;         // in each group
   int64_t plain_from = INT64_MAX;  // blocks that begin here or later are named and published like any other
   int64_t limit = INT64_MAX;       // its length at its end
-  uint32_t num_untold_tokens = 0;  // the last tokens, which its request does not know of yet
+  int64_t num_told_tokens = 0;     // its request knows of so many
   uint32_t num_told_blocks = 0;
   bool is_untold = false;
   bool has_extra = false;
@@ -81,36 +79,39 @@ class Rows {
  public:
   Rows(Pool& pool, Layout layout)
       : pool_(pool), layout_(std::move(layout)), blocks_(layout_.num_groups()), lengths_(kFirst),
-        messages_(layout_.block_size, sha().compress) {}
+        messages_(layout_.block_size) {}
 
   size_t size() const { return rows_.size(); }
   const Layout& layout() const { return layout_; }
   const Row& operator[](size_t at) const { return rows_[at]; }
   int64_t length(size_t at) const { return lengths_[at]; }
+  uint32_t fill(size_t at) const { return fills_[at]; }
+  const std::vector<int64_t>& recent(size_t at) const { return recent_[at]; }
   const BlockMatrix& blocks() const { return blocks_; }
   const Shared<int64_t>& lengths() const { return lengths_; }
   const std::vector<uint32_t>& unserved() const { return unserved_; }
   const uint32_t* first_held(size_t at) const { return first_held_.data() + at * layout_.windows.size(); }
 
   // The most blocks that a row has in a group.
-  size_t num_columns() const {
-    uint32_t most = 0;
-    for (const Row& row : rows_) most = row.num_blocks > most ? row.num_blocks : most;
-    return most;
-  }
+  size_t num_columns() const { return num_columns_; }
 
   // A row at the end: `num_blocks` ids of group after group, the first held block of every window.
   void add(int64_t length, int64_t limit, const int32_t* ids, uint32_t num_blocks, const uint32_t* first_held) {
     const size_t at = size(), num_windows = layout_.windows.size();
     blocks_.reserve(at + 1, num_blocks + 1, at);
     reserve_lengths(at + 1);
-    unserved_.reserve(at + 1);
-    first_held_.reserve((at + 1) * num_windows);
+    make_room(unserved_, 1);
+    make_room(first_held_, num_windows);
+    make_room(fills_, 1);
+    make_room(recent_, 1);
     rows_.emplace_back();
+    fills_.push_back(0);
+    recent_.emplace_back();
     Row& row = rows_.back();
     row.limit = limit;
     row.num_blocks = row.num_told_blocks = num_blocks;
-    lengths_[at] = length;
+    lengths_[at] = row.num_told_tokens = length;
+    num_columns_ = std::max(num_columns_, num_blocks);
     for (unsigned group = 0; group < layout_.num_groups(); group++)
       if (num_blocks) std::memcpy(blocks_.row(group, at), ids + size_t{group} * num_blocks, 4 * num_blocks);
     first_held_.insert(first_held_.end(), first_held, first_held + num_windows);
@@ -121,15 +122,18 @@ class Rows {
   void follow(size_t at, const int64_t* tokens, size_t count, const Name& parent, const std::string* extra,
               int64_t plain_from) {
     Row& row = rows_[at];
-    std::vector<int64_t> recent(tokens, tokens + count);
+    std::vector<int64_t> recent;
+    recent.reserve(layout_.block_size);
+    recent.assign(tokens, tokens + count);
     std::string own = extra ? *extra : std::string();
-    row.recent.swap(recent);
+    recent_[at].swap(recent);
     row.extra.swap(own);
     row.has_extra = extra;
-    row.fill = static_cast<uint32_t>(count);
+    fills_[at] = static_cast<uint32_t>(count);
+    row.num_told_tokens = lengths_[at];
     row.parent = parent;
     row.plain_from = plain_from;
-    for (size_t i = 0; i < count; i++) note_width(row, tokens[i]);
+    note_width(tokens, count, at, 0);
   }
 
   // The rows that `is_gone` leave, the others keep their order.
@@ -143,8 +147,8 @@ class Rows {
   // Its request knows of all tokens and blocks of the row now.
   void told(size_t at) {
     Row& row = rows_[at];
-    row.recent.erase(row.recent.begin(), row.recent.end() - row.fill);
-    row.num_untold_tokens = 0;
+    recent_[at].erase(recent_[at].begin(), recent_[at].end() - fills_[at]);
+    row.num_told_tokens = lengths_[at];
     row.num_told_blocks = row.num_blocks;
     row.is_untold = false;
   }
@@ -179,6 +183,12 @@ class Rows {
 
   int64_t num_slots(const Row& row) const { return int64_t{row.num_blocks} * layout_.block_size; }
 
+  // More can be added without asking for memory.
+  template <class T>
+  static void make_room(std::vector<T>& values, size_t more) {
+    if (values.capacity() < values.size() + more) values.reserve(2 * values.size() + more);
+  }
+
   void reserve_lengths(size_t count) {
     if (count <= num_lengths_) return;
     Shared<int64_t> larger(2 * num_lengths_);
@@ -187,8 +197,12 @@ class Rows {
   }
 
   // Tokens of more than 32 bits are hashed by others.
-  static void note_width(Row& row, int64_t token) {
-    if (token >> 32) row.plain_from = INT64_MAX;
+  void note_width(const int64_t* tokens, size_t count, size_t first, size_t step) {
+    int64_t all = 0;
+    for (size_t i = 0; i < count; i++) all |= tokens[i];
+    if (all >> 32)
+      for (size_t i = 0; i < count; i++)
+        if (tokens[i] >> 32) rows_[first + i * step].plain_from = INT64_MAX;
   }
 
   bool prepare(bool is_published, Outcome& outcome, bool is_listened_to);
@@ -209,6 +223,9 @@ class Rows {
   Shared<int64_t> lengths_;
   size_t num_lengths_ = kFirst;
   std::vector<Row> rows_;
+  std::vector<uint32_t> fills_;                // how many tokens lie behind the last committed block
+  std::vector<std::vector<int64_t>> recent_;   // the last tokens, these at least; room for a block that is not full
+  uint32_t num_columns_ = 0;
   std::vector<uint32_t> first_held_;  // of each row, for each window: blocks before were let go of, but for sinks
   std::vector<uint32_t> unserved_;
   size_t num_settled_ = 0;  // rows before this one have let go of all they could when they last got room
@@ -218,6 +235,7 @@ class Rows {
   std::vector<Turn> turns_;
   std::vector<int32_t> ids_;
   std::vector<Name> names_;
+  std::vector<Single> singles_;
   std::vector<Parent> parents_;
 };
 

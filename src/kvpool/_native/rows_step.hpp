@@ -7,11 +7,13 @@ namespace kvpool {
 inline void Rows::remove(const std::vector<uint8_t>& is_gone) {
   const size_t num_windows = layout_.windows.size(), count = size();
   size_t to = 0, num_settled = 0, num_unserved = 0;
+  num_columns_ = 0;
   auto next = unserved_.begin();
   for (size_t at = 0; at < count; at++) {
     const bool is_unserved = next != unserved_.end() && *next == at;
     if (is_unserved) ++next;
     if (is_gone[at]) continue;
+    num_columns_ = std::max(num_columns_, rows_[at].num_blocks);
     num_settled += at < num_settled_;
     if (is_unserved) unserved_[num_unserved++] = static_cast<uint32_t>(to);
     if (to != at) {
@@ -19,6 +21,8 @@ inline void Rows::remove(const std::vector<uint8_t>& is_gone) {
       blocks_.move(at, to, cells);
       rows_[to] = std::move(rows_[at]);
       lengths_[to] = lengths_[at];
+      fills_[to] = fills_[at];
+      recent_[to].swap(recent_[at]);
       for (size_t w = 0; w < num_windows; w++) first_held_[to * num_windows + w] = first_held_[at * num_windows + w];
       // The place is free again; what moves there later must find out how much of it is in use.
       rows_[at].num_blocks = cells;
@@ -27,6 +31,8 @@ inline void Rows::remove(const std::vector<uint8_t>& is_gone) {
   }
   for (size_t at = to; at < count; at++) blocks_.clear(at, blocks_.columns());
   rows_.resize(to);
+  fills_.resize(to);
+  recent_.resize(to);
   first_held_.resize(to * num_windows);
   unserved_.resize(num_unserved);
   num_settled_ = num_settled;
@@ -50,7 +56,7 @@ inline void Rows::serve(bool is_listened_to, Outcome& outcome) {
   turns_.reserve(unserved_.size());
   for (const uint32_t at : unserved_) turns_.push_back({at, true});
   unserved_.clear();
-  blocks_.reserve(size(), num_columns() + 1, size());
+  blocks_.reserve(size(), num_columns_ + 1, size());
   outcome.grown.reserve(turns_.size());
   outcome.block_ids.reserve(turns_.size() * layout_.num_groups());
   if (layout_.is_plain()) {
@@ -70,26 +76,24 @@ inline bool Rows::prepare(bool is_published, Outcome& outcome, bool is_listened_
   turns_.clear();
   full_.reserve(count);
   turns_.reserve(count);
-  uint32_t columns = 0;
-  const bool is_plain = layout_.is_plain();
+  const uint32_t block_size = layout_.block_size;
+  const bool needs_full = !layout_.is_plain() && !is_published;
   for (size_t at = 0; at < count; at++) {
-    Row& row = rows_[at];
-    if (row.fill == layout_.block_size) {
-      if (is_published || lengths_[at] - layout_.block_size < row.plain_from) return false;
-      full_.push_back(static_cast<uint32_t>(at));
-    } else if (row.fill == 0 && !is_plain && !is_published) {
-      return false;
-    }
-    if (row.recent.size() == row.recent.capacity()) row.recent.reserve(2 * row.recent.size() + layout_.block_size);
-    columns = std::max(columns, row.num_blocks + 1);
+    if (fills_[at] == 0 && needs_full) return false;
+    if (fills_[at] != block_size) continue;
+    if (is_published || lengths_[at] - block_size < rows_[at].plain_from) return false;
+    std::vector<int64_t>& recent = recent_[at];
+    make_room(recent, block_size);
+    full_.push_back(static_cast<uint32_t>(at));
   }
-  blocks_.reserve(count, columns, count);
+  blocks_.reserve(count, num_columns_ + 1, count);
   outcome.grown.reserve(count);
   outcome.block_ids.reserve(count * layout_.num_groups());
   outcome.stored.reserve(full_.size());
   if (is_listened_to) outcome.removed.reserve(count), outcome.tokens.reserve(full_.size() * layout_.block_size);
   ids_.resize(std::max(full_.size(), count));
   names_.resize(full_.size());
+  singles_.resize(full_.size());
   parents_.resize(full_.size());
   return true;
 }
@@ -108,40 +112,39 @@ inline void Rows::publish(Outcome& outcome, bool is_listened_to) {
   for (size_t i = 0; i < full_.size(); i++) {
     Row& row = rows_[full_[i]];
     row.parent = names_[i];
-    row.fill = 0;
+    fills_[full_[i]] = 0;
   }
 }
 
 inline void Rows::name_full_blocks(Outcome& outcome, bool is_listened_to) {
   const uint32_t block_size = layout_.block_size;
-  std::vector<uint32_t> tokens(block_size);
   for (size_t i = 0; i < full_.size(); i++) {
     const Row& row = rows_[full_[i]];
-    const int64_t* last = row.recent.data() + row.recent.size() - block_size;
-    for (uint32_t k = 0; k < block_size; k++) tokens[k] = static_cast<uint32_t>(last[k]);
+    const int64_t* last = &*recent_[full_[i]].end() - block_size;
     const Encoded extra{reinterpret_cast<const uint8_t*>(row.extra.data()), row.extra.size()};
-    messages_.names(row.parent.bytes, tokens.data(), 1, row.has_extra ? &extra : nullptr, names_[i].bytes);
+    singles_[i] = {row.parent.bytes, last, row.has_extra ? extra : Encoded{}, names_[i].bytes};
     parents_[i] = {Parent::kPlain, secrets().fold(row.parent)};
-    outcome.stored.push_back({full_[i], names_[i], row.parent});
     if (is_listened_to) outcome.tokens.insert(outcome.tokens.end(), last, last + block_size);
   }
+  messages_.names(singles_.data(), full_.size());
+  for (size_t i = 0; i < full_.size(); i++)
+    outcome.stored.push_back({full_[i], names_[i], rows_[full_[i]].parent});
 }
 
 inline void Rows::append(const int64_t* tokens) {
   const size_t count = size();
   const bool is_windowed = !layout_.windows.empty();
   const uint8_t* lets_go_after = layout_.lets_go_after.data();
-  int64_t* lengths = lengths_.data();
   for (size_t at = 0; at < count; at++) {
-    Row& row = rows_[at];
-    const bool lets_go = is_windowed && (lets_go_after[row.fill] || at >= num_settled_);
-    if (lets_go || num_slots(row) <= lengths[at]) turns_.push_back({static_cast<uint32_t>(at), lets_go});
-    lengths[at]++;
-    row.fill++;
-    row.num_untold_tokens++;
-    row.recent.push_back(tokens[at]);
-    note_width(row, tokens[at]);
+    const bool lets_go = is_windowed && (lets_go_after[fills_[at]] || at >= num_settled_);
+    // Whoever has no room stands behind a full block.
+    if (lets_go || !fills_[at]) turns_.push_back({static_cast<uint32_t>(at), lets_go});
+    recent_[at].push_back(tokens[at]);
   }
+  int64_t* lengths = lengths_.data();
+  for (size_t at = 0; at < count; at++) lengths[at]++;
+  for (uint32_t& fill : fills_) fill++;
+  note_width(tokens, count, 0, 1);
   num_settled_ = count;
 }
 
@@ -224,7 +227,7 @@ inline bool Rows::allocate(size_t count, int32_t* taken, Outcome& outcome, bool 
 inline void Rows::grow(size_t at, const int32_t* ids) {
   Row& row = rows_[at];
   for (unsigned group = 0; group < layout_.num_groups(); group++) blocks_.row(group, at)[row.num_blocks] = ids[group];
-  row.num_blocks++;
+  num_columns_ = std::max(num_columns_, ++row.num_blocks);
 }
 
 }  // namespace kvpool

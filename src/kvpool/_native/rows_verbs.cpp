@@ -142,50 +142,66 @@ void tell(const RowsObject& object, const Outcome& outcome) {
     if (on_removed) tell_removed(on_removed, dropped);
 }
 
-// (rows that grew, their new blocks, rows without room); None where there are neither.
-PyObject* answer(const RowsObject& object, const Outcome& outcome) {
+// `rows` are a copy, since making a list may collect garbage, and that may run whatever it likes.
+PyObject* requests_of(PyObject* all, const std::vector<uint32_t> rows) {
+  Ref list = Ref::made(PyList_New(rows.size()));
+  for (size_t i = 0; i < rows.size(); i++) {
+    PyObject* request = PyList_GetItem(all, rows[i]);
+    if (!request) throw Raised{};
+    PyList_SetItem(list.get(), i, Ref::borrowed(request).release());
+  }
+  return list.release();
+}
+
+// (requests that grew, their new blocks, requests without room); None where there are neither.
+PyObject* answer(const RowsObject& object, const Outcome& outcome, PyObject* requests) {
   const std::vector<uint32_t>& unserved = object.rows->unserved();
   if (outcome.grown.empty() && unserved.empty()) return none();
   const Py_ssize_t num_groups = object.rows->layout().num_groups();
-  const Ref grown = Ref::made(list_of_rows(outcome.grown));
+  const Ref grown = Ref::made(requests_of(requests, outcome.grown));
   const Ref ids = Ref::made(view_of_own(outcome.block_ids, "i", outcome.grown.size(), num_groups));
-  const Ref left = Ref::made(list_of_rows(unserved));
+  const Ref left = Ref::made(requests_of(requests, unserved));
   return Py_BuildValue("(OOO)", grown.get(), ids.get(), left.get());
 }
 
-// Let `change` the rows, and answer and tell what it did; False where it could not. Who is told may call again: then the outcome is another's.
+// Let `change` the rows, and answer and tell what it did; False where it could not. Who is told may call again: then
+// the outcome is another's.
 template <class Change>
-PyObject* told(RowsObject& object, Change change) {
+PyObject* told(RowsObject& object, PyObject* requests, Change change) {
+  if (!PyList_Check(requests)) raise(PyExc_TypeError, "the requests are a list, not %R", requests);
+  if (static_cast<size_t>(PyList_Size(requests)) != object.rows->size())
+    raise(PyExc_ValueError, "%zd requests for %zd rows", PyList_Size(requests),
+          static_cast<Py_ssize_t>(object.rows->size()));
   Outcome own;
   Outcome& outcome = object.on_stored || object.on_named ? own : *object.outcome;
   if (!change(outcome)) return PyBool_FromLong(0);
-  Ref given = Ref::made(answer(object, outcome));
+  Ref given = Ref::made(answer(object, outcome, requests));
   tell(object, outcome);
   return given.release();
 }
 
-// (tokens, is_published). False, and nothing has changed, unless there is a token for each row and a row for each
-// token, all of them have room and, if it is not published already, all that is full can be published here.
+// (tokens, requests, is_published). False, and nothing has changed, unless there is a token for each row and a row for
+// each token, all of them have room and, if it is not published already, all that is full can be published here.
 PyObject* step(PyObject* self, PyObject* const* given, Py_ssize_t count) {
   return guarded([&]() -> PyObject* {
-    require_count(count, 2);
+    require_count(count, 3);
     RowsObject& object = rows_object_of(self);
-    const int is_published = PyObject_IsTrue(given[1]);
+    const int is_published = PyObject_IsTrue(given[2]);
     if (is_published < 0) throw Raised{};
     const RowTokens tokens(given[0]);
     Rows& rows = *object.rows;
     const bool can = tokens.fit() && tokens.size() == rows.size() && rows.unserved().empty();
     if (!can) return PyBool_FromLong(0);
-    return told(object, [&](Outcome& outcome) {
+    return told(object, given[1], [&](Outcome& outcome) {
       return rows.step(tokens.data(), is_published, object.on_stored, outcome);
     });
   });
 }
 
-PyObject* serve(PyObject* self, PyObject*) {
+PyObject* serve(PyObject* self, PyObject* requests) {
   return guarded([&] {
     RowsObject& object = rows_object_of(self);
-    return told(object, [&](Outcome& outcome) {
+    return told(object, requests, [&](Outcome& outcome) {
       object.rows->serve(object.on_stored, outcome);
       return true;
     });
@@ -201,8 +217,9 @@ PyObject* news(PyObject* self, PyObject* given) {
     const Row& row = rows[at];
     if (!row.is_untold) return none();
     const Layout& layout = rows.layout();
-    const int64_t* first = row.recent.data() + row.recent.size() - row.num_untold_tokens;
-    const Ref tokens = Ref::made(list_of_tokens(first, row.num_untold_tokens));
+    const size_t num_new = rows.length(at) - row.num_told_tokens;
+    const std::vector<int64_t>& recent = rows.recent(at);
+    const Ref tokens = Ref::made(list_of_tokens(recent.data() + recent.size() - num_new, num_new));
     const Ref tables = Ref::made(PyList_New(layout.num_groups()));
     for (unsigned group = 0; group < layout.num_groups(); group++) {
       const int32_t* ids = rows.blocks().row(group, at) + row.num_told_blocks;
@@ -210,7 +227,7 @@ PyObject* news(PyObject* self, PyObject* given) {
     }
     const int32_t* held = reinterpret_cast<const int32_t*>(rows.first_held(at));
     const Ref first_held = Ref::made(list_of(held, layout.windows.size()));
-    const long long num_committed = rows.length(at) - row.fill;
+    const long long num_committed = rows.length(at) - rows.fill(at);
     Ref all = Ref::made(Py_BuildValue("(OOOL)", tokens.get(), tables.get(), first_held.get(), num_committed));
     rows.told(at);
     return all.release();
@@ -284,7 +301,7 @@ PyMethodDef rows_verbs[] = {{"add", as_verb(add), METH_FASTCALL, nullptr},
                             {"follow", as_verb(follow), METH_FASTCALL, nullptr},
                             {"remove", remove, METH_O, nullptr},
                             {"step", as_verb(step), METH_FASTCALL, nullptr},
-                            {"serve", serve, METH_NOARGS, nullptr},
+                            {"serve", serve, METH_O, nullptr},
                             {"news", news, METH_O, nullptr},
                             {"hide", hide, METH_NOARGS, nullptr},
                             {"border_rows", border_rows, METH_NOARGS, nullptr},

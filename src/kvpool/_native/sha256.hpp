@@ -15,8 +15,6 @@
 
 namespace kvpool {
 
-constexpr uint32_t kShaStart[8] = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a,
-                                   0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
 alignas(64) constexpr uint32_t kShaRound[64] = {
     0x428a2f98, 0x71374491, 0xb5c0fbcf, 0xe9b5dba5, 0x3956c25b, 0x59f111f1, 0x923f82a4, 0xab1c5ed5,
     0xd807aa98, 0x12835b01, 0x243185be, 0x550c7dc3, 0x72be5d74, 0x80deb1fe, 0x9bdc06a7, 0xc19bf174,
@@ -27,8 +25,15 @@ alignas(64) constexpr uint32_t kShaRound[64] = {
     0x19a4c116, 0x1e376c08, 0x2748774c, 0x34b0bcb5, 0x391c0cb3, 0x4ed8aa4a, 0x5b9cca4f, 0x682e6ff3,
     0x748f82ee, 0x78a5636f, 0x84c87814, 0x8cc70208, 0x90befffa, 0xa4506ceb, 0xbef9a3f7, 0xc67178f2};
 
-// The state after `count` more pieces of 64 bytes.
-using Compress = void (*)(uint32_t state[8], const uint8_t* pieces, size_t count);
+struct State {
+  uint32_t words[8];
+};
+
+constexpr State kShaStart = {
+    {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a, 0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19}};
+
+// The states of one message, or of several side by side, after `count` more pieces of 64 bytes of each.
+using Compress = void (*)(State* states, const uint8_t* const* pieces, size_t count);
 
 inline uint32_t read_big(const uint8_t* from) {
   uint32_t value;
@@ -38,17 +43,17 @@ inline uint32_t read_big(const uint8_t* from) {
 
 inline uint32_t turn_right(uint32_t x, int bits) { return x >> bits | x << (32 - bits); }
 
-inline void compress_portable(uint32_t state[8], const uint8_t* pieces, size_t count) {
-  for (; count--; pieces += 64) {
+inline void compress_portable(State* state, const uint8_t* const* pieces, size_t count) {
+  for (const uint8_t* piece = *pieces; count--; piece += 64) {
     uint32_t word[64];
-    for (int i = 0; i < 16; i++) word[i] = read_big(pieces + 4 * i);
+    for (int i = 0; i < 16; i++) word[i] = read_big(piece + 4 * i);
     for (int i = 16; i < 64; i++) {
       const uint32_t x = word[i - 15], y = word[i - 2];
       word[i] = word[i - 16] + (turn_right(x, 7) ^ turn_right(x, 18) ^ x >> 3) + word[i - 7] +
                 (turn_right(y, 17) ^ turn_right(y, 19) ^ y >> 10);
     }
     uint32_t v[8];
-    std::memcpy(v, state, 32);
+    std::memcpy(v, state->words, 32);
     for (int i = 0; i < 64; i++) {
       const uint32_t a = v[0], e = v[4];
       const uint32_t one = v[7] + (turn_right(e, 6) ^ turn_right(e, 11) ^ turn_right(e, 25)) +
@@ -59,7 +64,7 @@ inline void compress_portable(uint32_t state[8], const uint8_t* pieces, size_t c
       v[4] += one;
       v[0] = one + two;
     }
-    for (int i = 0; i < 8; i++) state[i] += v[i];
+    for (int i = 0; i < 8; i++) state->words[i] += v[i];
   }
 }
 
@@ -84,36 +89,41 @@ KVPOOL_SHA inline __m128i read_words(const uint8_t* from) {
   return _mm_shuffle_epi8(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)), big_endian);
 }
 
-KVPOOL_SHA inline void compress_sha_ni(uint32_t state[8], const uint8_t* pieces, size_t count) {
-  __m128i* at = reinterpret_cast<__m128i*>(state);
-  const __m128i low = _mm_shuffle_epi32(_mm_loadu_si128(at), 0xB1);
-  const __m128i high = _mm_shuffle_epi32(_mm_loadu_si128(at + 1), 0x1B);
-  __m128i abef = _mm_alignr_epi8(low, high, 8), cdgh = _mm_blend_epi16(high, low, 0xF0);
-  for (; count--; pieces += 64) {
-    const __m128i abef_before = abef, cdgh_before = cdgh;
-    __m128i a = read_words(pieces), b = read_words(pieces + 16);
-    __m128i c = read_words(pieces + 32), d = read_words(pieces + 48);
-    four_rounds(abef, cdgh, a, 0);
-    four_rounds(abef, cdgh, b, 1);
-    four_rounds(abef, cdgh, c, 2);
-    four_rounds(abef, cdgh, d, 3);
-#pragma GCC unroll 3
-    for (int i = 4; i < 16; i += 4) {
-      more_words(a, b, c, d);
-      four_rounds(abef, cdgh, a, i);
-      more_words(b, c, d, a);
-      four_rounds(abef, cdgh, b, i + 1);
-      more_words(c, d, a, b);
-      four_rounds(abef, cdgh, c, i + 2);
-      more_words(d, a, b, c);
-      four_rounds(abef, cdgh, d, i + 3);
-    }
-    abef = _mm_add_epi32(abef, abef_before);
-    cdgh = _mm_add_epi32(cdgh, cdgh_before);
+// A round waits for the one before it: of two messages side by side, each fills the other's pauses.
+template <int kLanes>
+KVPOOL_SHA inline void compress_sha_ni(State* states, const uint8_t* const* pieces, size_t count) {
+  __m128i abef[kLanes], cdgh[kLanes];
+  for (int lane = 0; lane < kLanes; lane++) {
+    const __m128i* at = reinterpret_cast<const __m128i*>(states[lane].words);
+    const __m128i low = _mm_shuffle_epi32(_mm_loadu_si128(at), 0xB1);
+    const __m128i high = _mm_shuffle_epi32(_mm_loadu_si128(at + 1), 0x1B);
+    abef[lane] = _mm_alignr_epi8(low, high, 8), cdgh[lane] = _mm_blend_epi16(high, low, 0xF0);
   }
-  const __m128i front = _mm_shuffle_epi32(abef, 0x1B), back = _mm_shuffle_epi32(cdgh, 0xB1);
-  _mm_storeu_si128(at, _mm_blend_epi16(front, back, 0xF0));
-  _mm_storeu_si128(at + 1, _mm_alignr_epi8(back, front, 8));
+  for (size_t done = 0; done < count; done++) {
+    __m128i abef_before[kLanes], cdgh_before[kLanes], words[kLanes][4];
+    for (int lane = 0; lane < kLanes; lane++) {
+      abef_before[lane] = abef[lane], cdgh_before[lane] = cdgh[lane];
+      for (int i = 0; i < 4; i++) words[lane][i] = read_words(pieces[lane] + 64 * done + 16 * i);
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; i++)
+#pragma GCC unroll 2
+      for (int lane = 0; lane < kLanes; lane++) {
+        __m128i* w = words[lane];
+        if (i > 3) more_words(w[i & 3], w[(i + 1) & 3], w[(i + 2) & 3], w[(i + 3) & 3]);
+        four_rounds(abef[lane], cdgh[lane], w[i & 3], i);
+      }
+    for (int lane = 0; lane < kLanes; lane++) {
+      abef[lane] = _mm_add_epi32(abef[lane], abef_before[lane]);
+      cdgh[lane] = _mm_add_epi32(cdgh[lane], cdgh_before[lane]);
+    }
+  }
+  for (int lane = 0; lane < kLanes; lane++) {
+    __m128i* at = reinterpret_cast<__m128i*>(states[lane].words);
+    const __m128i front = _mm_shuffle_epi32(abef[lane], 0x1B), back = _mm_shuffle_epi32(cdgh[lane], 0xB1);
+    _mm_storeu_si128(at, _mm_blend_epi16(front, back, 0xF0));
+    _mm_storeu_si128(at + 1, _mm_alignr_epi8(back, front, 8));
+  }
 }
 
 inline bool has_sha_ni() {
@@ -128,25 +138,36 @@ inline bool has_sha_ni() {
 #define KVPOOL_SHA __attribute__((target("+crypto")))
 #endif
 
-KVPOOL_SHA inline void compress_armv8(uint32_t state[8], const uint8_t* pieces, size_t count) {
-  uint32x4_t abcd = vld1q_u32(state), efgh = vld1q_u32(state + 4);
-  for (; count--; pieces += 64) {
-    const uint32x4_t abcd_before = abcd, efgh_before = efgh;
-    uint32x4_t w[4];
-    for (int i = 0; i < 4; i++) w[i] = vreinterpretq_u32_u8(vrev32q_u8(vld1q_u8(pieces + 16 * i)));
-#pragma GCC unroll 16
-    for (int i = 0; i < 16; i++) {
-      const uint32x4_t sum = vaddq_u32(w[i & 3], vld1q_u32(kShaRound + 4 * i)), kept = abcd;
-      abcd = vsha256hq_u32(abcd, efgh, sum);
-      efgh = vsha256h2q_u32(efgh, kept, sum);
-      const uint32x4_t next = vsha256su0q_u32(w[i & 3], w[(i + 1) & 3]);
-      w[i & 3] = vsha256su1q_u32(next, w[(i + 2) & 3], w[(i + 3) & 3]);
+template <int kLanes>
+KVPOOL_SHA inline void compress_armv8(State* states, const uint8_t* const* pieces, size_t count) {
+  uint32x4_t abcd[kLanes], efgh[kLanes];
+  for (int lane = 0; lane < kLanes; lane++)
+    abcd[lane] = vld1q_u32(states[lane].words), efgh[lane] = vld1q_u32(states[lane].words + 4);
+  for (size_t done = 0; done < count; done++) {
+    uint32x4_t abcd_before[kLanes], efgh_before[kLanes], words[kLanes][4];
+    for (int lane = 0; lane < kLanes; lane++) {
+      abcd_before[lane] = abcd[lane], efgh_before[lane] = efgh[lane];
+      for (int i = 0; i < 4; i++)
+        words[lane][i] = vreinterpretq_u32_u8(vrev32q_u8(vld1q_u8(pieces[lane] + 64 * done + 16 * i)));
     }
-    abcd = vaddq_u32(abcd, abcd_before);
-    efgh = vaddq_u32(efgh, efgh_before);
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; i++)
+#pragma GCC unroll 2
+      for (int lane = 0; lane < kLanes; lane++) {
+        uint32x4_t* w = words[lane];
+        const uint32x4_t sum = vaddq_u32(w[i & 3], vld1q_u32(kShaRound + 4 * i)), kept = abcd[lane];
+        abcd[lane] = vsha256hq_u32(abcd[lane], efgh[lane], sum);
+        efgh[lane] = vsha256h2q_u32(efgh[lane], kept, sum);
+        const uint32x4_t next = vsha256su0q_u32(w[i & 3], w[(i + 1) & 3]);
+        w[i & 3] = vsha256su1q_u32(next, w[(i + 2) & 3], w[(i + 3) & 3]);
+      }
+    for (int lane = 0; lane < kLanes; lane++) {
+      abcd[lane] = vaddq_u32(abcd[lane], abcd_before[lane]);
+      efgh[lane] = vaddq_u32(efgh[lane], efgh_before[lane]);
+    }
   }
-  vst1q_u32(state, abcd);
-  vst1q_u32(state + 4, efgh);
+  for (int lane = 0; lane < kLanes; lane++)
+    vst1q_u32(states[lane].words, abcd[lane]), vst1q_u32(states[lane].words + 4, efgh[lane]);
 }
 
 inline bool has_armv8_sha2() {
@@ -160,18 +181,24 @@ inline bool has_armv8_sha2() {
 }
 #endif
 
+inline void compress_portable_two(State* states, const uint8_t* const* pieces, size_t count) {
+  for (int lane = 0; lane < 2; lane++) compress_portable(states + lane, pieces + lane, count);
+}
+
 struct Sha {
-  const char* name;   // of the instructions; "none" where the processor has no such
-  Compress compress;  // the portable one where it has none
+  const char* name;  // of the instructions; "none" where the processor has no such
+  Compress one, two; // how many messages they go on with
 };
+
+constexpr Sha kPortableSha = {"none", compress_portable, compress_portable_two};
 
 inline Sha find_sha() {
 #if defined(__x86_64__)
-  if (has_sha_ni()) return {"sha-ni", compress_sha_ni};
+  if (has_sha_ni()) return {"sha-ni", compress_sha_ni<1>, compress_sha_ni<2>};
 #elif defined(__aarch64__)
-  if (has_armv8_sha2()) return {"armv8-sha2", compress_armv8};
+  if (has_armv8_sha2()) return {"armv8-sha2", compress_armv8<1>, compress_armv8<2>};
 #endif
-  return {"none", compress_portable};
+  return kPortableSha;
 }
 
 inline const Sha& sha() {
@@ -191,14 +218,37 @@ inline void pad(uint8_t* message, size_t length) {
   std::memcpy(message + end - 8, &bits, 8);
 }
 
-// The digest of a padded message.
-inline void digest(Compress compress, const uint8_t* message, size_t pieces, uint8_t out[32]) {
-  uint32_t state[8];
-  std::memcpy(state, kShaStart, 32);
-  compress(state, message, pieces);
+// A padded message, and where its digest goes.
+struct Message {
+  const uint8_t* bytes;
+  size_t num_pieces;
+  uint8_t* out;
+};
+
+inline void write_digest(const State& state, uint8_t* out) {
   for (int i = 0; i < 8; i++) {
-    const uint32_t word = __builtin_bswap32(state[i]);
+    const uint32_t word = __builtin_bswap32(state.words[i]);
     std::memcpy(out + 4 * i, &word, 4);
+  }
+}
+
+inline void digest(const Sha& sha, const Message& message) {
+  State state = kShaStart;
+  sha.one(&state, &message.bytes, message.num_pieces);
+  write_digest(state, message.out);
+}
+
+// Of two that do not depend on each other.
+inline void digest(const Sha& sha, const Message& first, const Message& second) {
+  State states[2] = {kShaStart, kShaStart};
+  const uint8_t* pieces[2] = {first.bytes, second.bytes};
+  const size_t common = first.num_pieces < second.num_pieces ? first.num_pieces : second.num_pieces;
+  sha.two(states, pieces, common);
+  for (int i = 0; i < 2; i++) {
+    const Message& message = i ? second : first;
+    pieces[i] += 64 * common;
+    sha.one(states + i, pieces + i, message.num_pieces - common);
+    write_digest(states[i], message.out);
   }
 }
 

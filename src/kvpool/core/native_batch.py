@@ -130,17 +130,15 @@ class NativeDecodeBatch(DecodeBatch):
         """See `KVCacheManager.step`."""
         if self._shown:
             self._hide()
-        answer = self._rows.step(token_ids, False)
+        answer = self._rows.step(token_ids, self.requests, False)
         if answer is False:
             answer = self._step_of_others(token_ids)
         if self._is_eager:
             self.settle()
         if answer is None:
             return StepResult([], self._nothing, [])
-        grown, block_ids, unserved = answer
-        requests = self.requests
-        self.unserved = [requests[row] for row in unserved]
-        return StepResult([requests[row] for row in grown], np.asarray(block_ids), self.unserved)
+        grown, block_ids, self.unserved = answer
+        return StepResult(grown, np.asarray(block_ids), self.unserved)
 
     def _step_of_others(self, token_ids: Sequence[int]) -> Any:
         """The same where the core cannot tell what is right: all that is not common."""
@@ -153,7 +151,7 @@ class NativeDecodeBatch(DecodeBatch):
         for row in rows:
             self._follow(row)
         self._hide()
-        answer = self._rows.step(np.frombuffer(array("q", token_ids), dtype=np.int64), True)
+        answer = self._rows.step(np.frombuffer(array("q", token_ids), dtype=np.int64), self.requests, True)
         assert answer is not False, "a step that was validated was refused"
         return answer
 
@@ -161,8 +159,8 @@ class NativeDecodeBatch(DecodeBatch):
         """See `KVCacheManager.serve`."""
         if self.unserved:
             self._hide()
-            self._rows.serve()
-            self._note_unserved()
+            answer = self._rows.serve(self.requests)
+            self.unserved = answer[2] if answer else []
         return not self.unserved
 
     def settle(self) -> None:
