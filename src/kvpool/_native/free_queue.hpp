@@ -96,7 +96,7 @@ class FreeQueue {
     border_ = id;
   }
 
-  void add_cached(uint32_t id) { insert(previous(kNullBlock), id); }
+  void add_cached(uint32_t id) { place(previous(kNullBlock), id, kNullBlock); }
 
  private:
   void hold(uint32_t id) {
@@ -104,9 +104,10 @@ class FreeQueue {
     blocks_[id].before = 1;
   }
 
-  void insert(uint32_t behind, uint32_t id) {
+  void insert(uint32_t behind, uint32_t id) { place(behind, id, next(behind)); }
+
+  void place(uint32_t behind, uint32_t id, uint32_t front) {
     blocks_[id].marks &= static_cast<uint8_t>(~kHeld);
-    const uint32_t front = next(behind);
     link(behind, id);
     link(id, front);
     length_++;
