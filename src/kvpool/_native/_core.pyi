@@ -174,6 +174,9 @@ class Rows:
     def news(self, row: int, /) -> tuple[list[int], list[list[BlockId]], list[int], int] | None:
         """What is new since the last call: tokens, block ids by group; first held blocks, committed tokens."""
 
+    def rows_of(self, requests: Sequence[Any], some: Iterable[Any], /) -> list[int]:
+        """The places of some of these objects among them all, rising."""
+
     def border_rows(self) -> list[int]:
         """Rows whose length is a multiple of the block size."""
 

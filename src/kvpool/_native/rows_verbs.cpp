@@ -248,6 +248,21 @@ PyObject* rows_where(const Rows& rows, Wanted wanted) {
   return list_of_rows(found);
 }
 
+// (requests, some). The places of these among the requests, by identity.
+PyObject* rows_of_requests(PyObject*, PyObject* const* given, Py_ssize_t count) {
+  return guarded([&] {
+    require_count(count, 2);
+    const Items all(given[0]), some(given[1]);
+    std::vector<const PyObject*> wanted;
+    for (size_t i = 0; i < some.size(); i++) wanted.push_back(some[i]);
+    std::sort(wanted.begin(), wanted.end());
+    std::vector<uint32_t> found;
+    for (size_t at = 0; at < all.size(); at++)
+      if (std::binary_search(wanted.begin(), wanted.end(), all[at])) found.push_back(static_cast<uint32_t>(at));
+    return list_of_rows(found);
+  });
+}
+
 PyObject* border_rows(PyObject* self, PyObject*) {
   return guarded([&] {
     const Rows& rows = rows_of(self);
@@ -304,6 +319,7 @@ PyMethodDef rows_verbs[] = {{"add", as_verb(add), METH_FASTCALL, nullptr},
                             {"serve", serve, METH_O, nullptr},
                             {"news", news, METH_O, nullptr},
                             {"hide", hide, METH_NOARGS, nullptr},
+                            {"rows_of", as_verb(rows_of_requests), METH_FASTCALL, nullptr},
                             {"border_rows", border_rows, METH_NOARGS, nullptr},
                             {"ending_rows", ending_rows, METH_NOARGS, nullptr},
                             {"unserved", unserved, METH_NOARGS, nullptr},

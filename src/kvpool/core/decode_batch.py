@@ -4,10 +4,12 @@ Owns: the length of each row, and the length at which it ends.
 Knows nothing of: which requests are live. The manager looks them up, and is the one to call.
 """
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain, repeat
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -93,16 +95,15 @@ class DecodeBatch:
 
         UsageError, and nothing changes, when one of them has no row here.
         """
-        gone = self._require_rows(leaving)
+        rows, gone = self._require_rows(leaving), set(leaving)
         self.settle()
-        kept = [row for row, request in enumerate(self.requests) if request not in gone]
-        self.requests = [self.requests[row] for row in kept]
-        self._tables = [self._tables[row] for row in kept]
-        self._tokens = [self._tokens[row] for row in kept]
-        self._lengths = self._lengths[kept]
-        self._limits = self._limits[kept]
-        self._num_settled = sum(row < self._num_settled for row in kept)
         self.unserved = [request for request in self.unserved if request not in gone]
+        self._num_settled -= bisect_left(rows, self._num_settled)
+        self.requests = self.requests.copy()
+        for column in (self.requests, self._tables, self._tokens):
+            delete_rows(column, rows)
+        self._lengths = np.delete(self._lengths, rows)
+        self._limits = np.delete(self._limits, rows)
 
     def ending_rows(self) -> list[int]:
         """The rows whose next token is their last."""
@@ -183,13 +184,17 @@ class DecodeBatch:
             assert length == len(tokens), f"{request.request_id!r} grew by {len(tokens) - length} tokens in a batch"
             assert table.is_decoding, f"{request.request_id!r} is in a batch, and its table does not know"
 
-    def _require_rows(self, requests: Collection[RequestLike]) -> set[RequestLike]:
-        """These requests. UsageError when one of them has no row here."""
+    def _require_rows(self, requests: Collection[RequestLike]) -> list[int]:
+        """The rows of these requests, rising. UsageError when one of them has none here."""
         own = set(requests)
-        strangers = own.difference(self.requests)
-        if strangers:
-            raise UsageError(f"request {strangers.pop().request_id!r} leaves a batch that it is not in")
-        return own
+        rows = self._rows_of(own)
+        if len(rows) < len(own):
+            stranger = own.difference(self.requests).pop()
+            raise UsageError(f"request {stranger.request_id!r} leaves a batch that it is not in")
+        return rows
+
+    def _rows_of(self, requests: Collection[RequestLike]) -> list[int]:
+        return [row for row, request in enumerate(self.requests) if request in requests]
 
     def _publish(self) -> None:
         """Requests whose last block is full in all groups: all of it is computed."""
@@ -266,6 +271,12 @@ class DecodeBatch:
             table.num_slots += table.block_sizes[0]
         in_need = [request for request, _ in short]
         return StepResult(in_need[:num_served], np.array(new, dtype=np.int32)[:, None], in_need[num_served:])
+
+
+def delete_rows(column: list[Any], rows: Sequence[int]) -> None:
+    """Take these rows, rising, out of a column."""
+    for row in reversed(rows):
+        del column[row]
 
 
 def require_room(requests: Sequence[RequestLike], tables: Sequence[BlockTable]) -> None:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from kvpool._native import NativeBlockPool, NativeRows
 from kvpool.core.block_pool import BlockPool
 from kvpool.core.block_table import BlockTable
-from kvpool.core.decode_batch import DecodeBatch, StepResult, require_room
+from kvpool.core.decode_batch import DecodeBatch, StepResult, delete_rows, require_room
 from kvpool.core.groups import Groups
 from kvpool.core.hashing import BlockHasher
 from kvpool.core.late import late_names
@@ -66,8 +66,8 @@ class NativeDecodeBatch(DecodeBatch):
         self._block_ids: list[list[list[BlockId]]] = []
         self._num_computed: list[int] = []
         """Of each row when it joined: all tokens but the last at least."""
-        self._is_eager = False
-        """Whether there is a request that cannot be written down late."""
+        self._num_eager = 0
+        """Requests that cannot be written down late."""
         self._shown: list[tuple[RequestLike, BlockTable]] = []
         """Those about which all is written down."""
 
@@ -90,8 +90,8 @@ class NativeDecodeBatch(DecodeBatch):
             self._shown.append((request, table))
             self._block_ids.append(table.block_ids)
             self._num_computed.append(table.num_computed)
+            self._num_eager += not late_names(request)
             _keep(self, request, table)
-        self._is_eager = not all(map(late_names, self.requests))
         self._note_unserved()
 
     def publish_from(self, row: int, num_left: int) -> None:
@@ -106,18 +106,15 @@ class NativeDecodeBatch(DecodeBatch):
 
         UsageError, and nothing changes, when one of them has no row here.
         """
-        gone = self._require_rows(leaving)
-        rows = [row for row, request in enumerate(self.requests) if request in gone]
+        rows, gone = self._require_rows(leaving), set(leaving)
         for row in rows:
             self._settle_row(row)
             _keep(None, self.requests[row], self._tables[row])
+            self._num_eager -= not late_names(self.requests[row])
         self._rows.remove(rows)
-        kept = [row for row, request in enumerate(self.requests) if request not in gone]
-        self.requests = [self.requests[row] for row in kept]
-        self._tables = [self._tables[row] for row in kept]
-        self._tokens = [self._tokens[row] for row in kept]
-        self._block_ids = [self._block_ids[row] for row in kept]
-        self._num_computed = [self._num_computed[row] for row in kept]
+        self.requests = self.requests.copy()
+        for column in (self.requests, self._tables, self._tokens, self._block_ids, self._num_computed):
+            delete_rows(column, rows)
         self._shown = [pair for pair in self._shown if pair[0] not in gone]
         self._note_unserved()
 
@@ -133,12 +130,16 @@ class NativeDecodeBatch(DecodeBatch):
         answer = self._rows.step(token_ids, self.requests, False)
         if answer is False:
             answer = self._step_of_others(token_ids)
-        if self._is_eager:
+        if self._num_eager:
             self.settle()
         if answer is None:
             return StepResult([], self._nothing, [])
         grown, block_ids, self.unserved = answer
         return StepResult(grown, np.asarray(block_ids), self.unserved)
+
+    def _rows_of(self, requests: Collection[RequestLike]) -> list[int]:
+        rows: list[int] = self._rows.rows_of(self.requests, requests)
+        return rows
 
     def _step_of_others(self, token_ids: Sequence[int]) -> Any:
         """The same where the core cannot tell what is right: all that is not common."""
