@@ -168,16 +168,18 @@ class Pool {
     if (count > queue_.size()) return false;
     if (dropped) reserve(*dropped, count);
     queue_.take(static_cast<uint32_t>(count), reinterpret_cast<uint32_t*>(taken));
-    const Ids ids{taken, count};
     uint32_t num_named = 0;
-    for (size_t i = 0; i < count; i++) {
-      if (i % kAhead == 0) look_ahead(ids, i);
-      const uint32_t id = taken[i];
-      if (!queue_[id].has(kNamed)) continue;
-      const uint64_t folded = secrets().fold(names_[id]);
-      const unsigned group = queue_[id].group;
-      num_named++;
-      if (drop(id, dropped)) recent_[group].add(folded);
+    for (size_t first = 0; first < count; first += kAhead) {
+      const Ids some{taken + first, count - first < kAhead ? count - first : kAhead};
+      uint64_t folds[kAhead];
+      look_ahead(some, folds);
+      for (size_t i = 0; i < some.size; i++) {
+        const uint32_t id = some[i];
+        if (!queue_[id].has(kNamed)) continue;
+        const unsigned group = queue_[id].group;
+        num_named++;
+        if (drop(id, dropped)) recent_[group].add(folds[i]);
+      }
     }
     for (RecentNames& recent : recent_) recent.turn();
     num_evictions_ += num_named;
@@ -254,12 +256,17 @@ class Pool {
     return table_.find(place, [&](uint32_t id) { return carries(id, name, group); });
   }
 
-  // What the next few evictions need.
-  void look_ahead(Ids ids, size_t from) const {
-    const size_t stop = from + kAhead < ids.size ? from + kAhead : ids.size;
-    for (size_t i = from; i < stop; i++) {
-      __builtin_prefetch(&names_[ids[i]], 1);
-      if (queue_[ids[i]].has(kNamed)) table_.prefetch(queue_[ids[i]].home);
+  // What a few evictions need: all of it is on its way before the first of them waits.
+  void look_ahead(Ids ids, uint64_t* folds) const {
+    for (const int32_t id : ids) {
+      __builtin_prefetch(&names_[id], 1);
+      if (queue_[id].has(kNamed)) table_.prefetch(queue_[id].home);
+    }
+    for (size_t i = 0; i < ids.size; i++) {
+      const uint32_t id = ids[i];
+      if (!queue_[id].has(kNamed)) continue;
+      folds[i] = secrets().fold(names_[id]);
+      recent_[queue_[id].group].prefetch(folds[i]);
     }
   }
 
