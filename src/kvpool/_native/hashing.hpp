@@ -56,27 +56,25 @@ class BlockMessages {
 
   // The names of `count` blocks after the one named `parent`. `extras` has an item a block, or is nullptr.
   void names(const uint8_t* parent, const uint32_t* tokens, size_t count, const Encoded* extras, uint8_t* out) {
-    // The tokens of a few blocks are written before the first of them is hashed: that overlaps better, and what
-    // was written is then read in wider pieces without waiting.
     const auto extra_of = [&](size_t at) { return extras ? extras[at] : Encoded{}; };
-    for (size_t first = 0; first < count; first += kAhead) {
-      const size_t some = make_room(first, count, extra_of);
-      for (size_t i = 0; i < some; i++) {
-        const size_t at = first + i;
-        write(i, tokens + at * block_size_, extra_of(at), out + 32 * at);
-      }
-      for (size_t i = 0; i < some; i++) {
-        put_parent(i, parent);
-        digest(sha_, messages_[i]);
-        parent = messages_[i].out;
-      }
+    const auto write_at = [&](size_t at) { write(at % 2, tokens + at * block_size_, extra_of(at), out + 32 * at); };
+    make_room(2, longest(extras ? count : 0, extra_of));
+    if (count) write_at(0);
+    for (size_t at = 0; at < count; at++) {
+      // One block ahead: hashing waits for itself, and this fills its pauses; and what was written a while ago is
+      // read in wider pieces without waiting.
+      if (at + 1 < count) write_at(at + 1);
+      put_parent(at % 2, parent);
+      digest(sha_, messages_[at % 2]);
+      parent = messages_[at % 2].out;
     }
   }
 
   // The names of blocks that do not follow one another: two of them are hashed side by side.
   void names(const Single* blocks, size_t count) {
-    for (size_t first = 0; first < count; first += kAhead) {
-      const size_t some = make_room(first, count, [&](size_t at) { return blocks[at].extra; });
+    make_room(kSome, longest(count, [&](size_t at) { return blocks[at].extra; }));
+    for (size_t first = 0; first < count; first += kSome) {
+      const size_t some = count - first < kSome ? count - first : kSome;
       for (size_t i = 0; i < some; i++) {
         const Single& block = blocks[first + i];
         write(i, block.tokens, block.extra, block.out);
@@ -99,7 +97,7 @@ class BlockMessages {
   }
 
  private:
-  static constexpr size_t kAhead = 8;
+  static constexpr size_t kSome = 8;
 
   static uint8_t* start(uint8_t* message) {
     message[0] = kArray | 3, message[1] = 0x58, message[2] = 32;
@@ -122,7 +120,7 @@ class BlockMessages {
     return num_pieces(length);
   }
 
-  // Message `i` of those written ahead: everything but the parent.
+  // Message `i` of those in the buffer: everything but the parent.
   template <class Token>
   void write(size_t i, const Token* tokens, Encoded extra, uint8_t* out) {
     uint8_t* message = buffer_.data() + i * room_;
@@ -132,18 +130,20 @@ class BlockMessages {
 
   void put_parent(size_t i, const uint8_t* parent) { std::memcpy(buffer_.data() + i * room_ + 3, parent, 32); }
 
-  // Room for the next few messages; how many.
+  // The most bytes that extra keys, or null for none, take.
   template <class ExtraOf>
-  size_t make_room(size_t first, size_t count, ExtraOf extra_of) {
-    const size_t some = count - first < kAhead ? count - first : kAhead;
-    size_t longest = 1;
-    for (size_t i = 0; i < some; i++) {
-      const size_t length = extra_of(first + i).length;
-      longest = length > longest ? length : longest;
+  static size_t longest(size_t count, ExtraOf extra_of) {
+    size_t most = 1;
+    for (size_t at = 0; at < count; at++) {
+      const size_t length = extra_of(at).length;
+      most = length > most ? length : most;
     }
-    room_ = 64 * num_pieces(kStart + kMostOfToken * (1 + size_t{block_size_}) + kSlack + longest);
-    grow(some * room_);
-    return some;
+    return most;
+  }
+
+  void make_room(size_t num_messages, size_t longest_extra) {
+    room_ = 64 * num_pieces(kStart + kMostOfToken * (1 + size_t{block_size_}) + kSlack + longest_extra);
+    grow(num_messages * room_);
   }
 
   void grow(size_t size) {
@@ -154,7 +154,7 @@ class BlockMessages {
   const Sha& sha_;
   std::vector<uint8_t> buffer_;
   size_t room_ = 0;  // in the buffer, for each message
-  Message messages_[kAhead];
+  Message messages_[kSome];
 };
 
 }  // namespace kvpool
