@@ -9,6 +9,8 @@ pool, where the native core is in use. Median over 96 steps.
 import random
 from collections.abc import Callable, Sequence
 from itertools import cycle
+from statistics import median
+from time import perf_counter
 from typing import Any
 
 from medians import median_s, print_table
@@ -99,6 +101,26 @@ def measure(
     return seconds
 
 
+def measure_changes(num_requests: int) -> tuple[float, float]:
+    """One request leaves the batch between two steps, and joins it again: the seconds of each."""
+    cache, requests = running(num_requests)
+    batch = cache.decode_batch()
+    for request in requests:
+        cache.join(batch, request)
+    rng = random.Random(3)
+    left, joined = [], []
+    for _ in range(STEPS):
+        cache.step(batch, rng.choices(range(VOCABULARY), k=num_requests))
+        request = rng.choice(requests)
+        start = perf_counter()
+        cache.leave(batch, [request])
+        middle = perf_counter()
+        cache.join(batch, request)
+        left.append(middle - start)
+        joined.append(perf_counter() - middle)
+    return median(left), median(joined)
+
+
 def main() -> None:
     rows = []
     for num_requests in (1, 256, 1024, 4096):
@@ -108,6 +130,9 @@ def main() -> None:
         rows.append((f"{num_requests:,}", *figures, f"{called / batch:.1f}"))
     columns: tuple[str, ...] = ("requests", "batch, us", "with events", "list, us", "calls, us", "calls / batch")
     print_table("One decode step, blocks of 16", columns, rows)
+    counts = (1, 256, 1024, 4096)
+    changes = [(f"{n:,}", *(f"{seconds * 1e6:,.0f}" for seconds in measure_changes(n))) for n in counts]
+    print_table("One request between two steps", ("requests", "leaves, us", "joins, us"), changes)
     print_table("One decode step of 1,024 requests, by layout", ("groups", "publication", "us", "ratio"), _by_layout())
     if NativeRows is not None:
         columns = ("groups", "requests", "native, us", "with events", "Python, us", "with events", "ratio")

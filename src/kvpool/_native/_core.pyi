@@ -159,10 +159,11 @@ class Rows:
         """The others keep their order."""
 
     def step(self, token_ids: _Tokens, requests: list[Any], is_published: bool, /) -> _Answer | bool | None:
-        """`requests` has one for each row. Full blocks are committed, each row gets a token and room for it; None: nothing grew, all have room.
+        """Full blocks are committed, each row gets a token and room for it; None: nothing grew, all have room.
 
-        False, and nothing has changed, where that cannot be done here: no token for each row, a row without room, a
-        block that is not plain. With `is_published` all full blocks are committed already.
+        `requests` has one for each row, for the answer. False, and nothing has changed, where that cannot be done here:
+        no token for each row, a row without room, a block that is not plain. With `is_published` all full blocks are
+        committed already.
         """
 
     def serve(self, requests: list[Any], /) -> _Answer | None:
