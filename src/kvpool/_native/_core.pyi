@@ -187,6 +187,9 @@ class Rows:
     def unserved(self) -> list[int]:
         """Rows whose last token has no room, in order."""
 
+    def last_tokens(self) -> View:
+        """int64, shape (1, rows)."""
+
     def lengths(self) -> View:
         """int64, shape (rows,)."""
 

@@ -281,6 +281,17 @@ PyObject* unserved(PyObject* self, PyObject*) {
   return guarded([&] { return list_of_rows(rows_of(self).unserved()); });
 }
 
+PyObject* last_tokens(PyObject* self, PyObject*) {
+  return guarded([&] {
+    const Rows& rows = rows_of(self);
+    std::vector<int64_t> tokens(rows.size());
+    for (size_t at = 0; at < tokens.size(); at++)
+      if (!rows.recent(at).empty()) tokens[at] = rows.recent(at).back();
+    const size_t count = tokens.size();
+    return view_of_own(std::move(tokens), "q", 1, count);
+  });
+}
+
 PyObject* lengths(PyObject* self, PyObject*) {
   return guarded([&] {
     const Rows& rows = rows_of(self);
@@ -323,6 +334,7 @@ PyMethodDef rows_verbs[] = {{"add", as_verb(add), METH_FASTCALL, nullptr},
                             {"border_rows", border_rows, METH_NOARGS, nullptr},
                             {"ending_rows", ending_rows, METH_NOARGS, nullptr},
                             {"unserved", unserved, METH_NOARGS, nullptr},
+                            {"last_tokens", last_tokens, METH_NOARGS, nullptr},
                             {"lengths", lengths, METH_NOARGS, nullptr},
                             {"block_tables", block_tables, METH_O, nullptr},
                             {"slot_mapping", slot_mapping, METH_NOARGS, nullptr},

@@ -69,6 +69,11 @@ class DecodeBatch:
         """How many tokens each row has, the one to be computed next included. Changes with the next step."""
         return self._lengths
 
+    @property
+    def last_tokens(self) -> npt.NDArray[np.int64]:
+        """The last token of each row, the one to be computed next: int64, shape (rows,)."""
+        return np.fromiter((tokens[-1] for tokens in self._tokens), np.int64, len(self))
+
     def add(self, requests: Sequence[RequestLike], tables: Sequence[BlockTable]) -> None:
         """Rows at the end. UsageError, and nothing changes, when a token before the last has no room."""
         require_room(requests, tables)

@@ -76,6 +76,12 @@ class NativeDecodeBatch(DecodeBatch):
         """How many tokens each row has, the one to be computed next included. Changes with the next step."""
         return np.asarray(self._rows.lengths())
 
+    @property
+    def last_tokens(self) -> npt.NDArray[np.int64]:
+        """See `DecodeBatch.last_tokens`."""
+        tokens: npt.NDArray[np.int64] = np.asarray(self._rows.last_tokens())[0]
+        return tokens
+
     def add(self, requests: Sequence[RequestLike], tables: Sequence[BlockTable]) -> None:
         """Rows at the end. UsageError, and nothing changes, when a token before the last has no room."""
         require_room(requests, tables)

@@ -3,12 +3,13 @@
 Owns: nothing but the three parts it connects.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from kvpool.core.request import RequestLike
 from kvpool.engine.batch import Batch
+from kvpool.engine.generation import Generation
 from kvpool.engine.scheduler import Scheduler
 
 
@@ -23,7 +24,7 @@ class Runner(Protocol):
 class StepOutput:
     """What one step gave: `token_ids[i]` is the next token of `requests[i]`, None while its prompt is being computed.
 
-    `ended` are the requests that got their last token.
+    `ended` are the requests that got their last token: as many as they asked for, or one that ends them.
     """
 
     requests: Sequence[RequestLike]
@@ -44,6 +45,15 @@ class Engine:
         """One step of all that can run; empty when there is no work."""
         batch = self.scheduler.schedule()
         token_ids = self.runner.run(batch)
-        ended = self.scheduler.commit(batch, token_ids)
+        ended = [*self.scheduler.commit(batch, token_ids)]
+        for request in _stopped(zip(batch.requests, token_ids, strict=True)):
+            if request not in ended:
+                self.scheduler.abort(request)
+                ended.append(request)
         num_tokens = batch.num_decoding + sum(token_id is not None for token_id in token_ids[batch.num_decoding :])
         return StepOutput(batch.requests, token_ids, ended, num_tokens)
+
+
+def _stopped(given: Iterable[tuple[RequestLike, int | None]]) -> list[RequestLike]:
+    """Those that got a token that ends them."""
+    return [request for request, token in given if isinstance(request, Generation) and token in request.stop_token_ids]

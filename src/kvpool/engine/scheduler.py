@@ -30,12 +30,15 @@ class SchedulerConfig:
     """`max_num_batched_tokens` tokens a step for at most `max_num_seqs` running requests.
 
     `watermark` is the share of the blocks that an admission must leave free for the running ones to grow into; it does
-    not hold for the first request of an idle engine. 2 to 5 % is usual where preemptions are many.
+    not hold for the first request of an idle engine. 2 to 5 % is usual where preemptions are many. With
+    `waits_for_prefix` a request is held back while another one computes the very block that it lacks first: it finds
+    that block a step later, and what many ask for at once is computed once.
     """
 
     max_num_batched_tokens: int = 8192
     max_num_seqs: int = 256
     watermark: float = 0.0
+    waits_for_prefix: bool = False
 
     def __post_init__(self) -> None:
         for name in ("max_num_batched_tokens", "max_num_seqs"):
@@ -254,9 +257,13 @@ class Scheduler:
         return count
 
     def _admit(self, batch: Batch, budget: int) -> None:
+        held_back: list[RequestLike] = []
         while budget and self.waiting and self.num_running < self.config.max_num_seqs:
             request = self.waiting[0]
             hit = self.cache.match(request)
+            if self._is_being_computed(request, hit):
+                held_back.append(self.waiting.popleft())
+                continue
             if not self._fits_whole(request, hit):
                 break
             self.waiting.popleft()
@@ -267,6 +274,19 @@ class Scheduler:
                 budget -= self._start_prefill(batch, request, hit, budget)
             given_up = self._num_given_up.pop(request.request_id, 0)
             self.num_recomputed_tokens += max(given_up - hit.num_tokens - num_loadable, 0)
+        self.waiting.extendleft(reversed(held_back))
+
+    def _is_being_computed(self, request: RequestLike, hit: Hit) -> bool:
+        """Whether the first block that the request lacks, and could find, is part of a prompt that is computed now."""
+        if not (self.config.waits_for_prefix and self.prefilling and request.reads_cache):
+            return False
+        hasher = self.cache.hasher
+        first = hit.num_tokens // hasher.block_size
+        if first >= (request.num_tokens - 1) // hasher.block_size:
+            return False
+        name = request.block_hashes(hasher)[first]
+        others = (other.block_hashes(hasher) for other in self.prefilling)
+        return any(first < len(names) and names[first] == name for names in others)
 
     def _start_prefill(self, batch: Batch, request: RequestLike, hit: Hit, budget: int) -> int:
         """The first chunk of a prompt that was admitted; its tokens."""
