@@ -3,7 +3,7 @@
 import pickle
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -12,6 +12,7 @@ from kvpool.cli.size import Answer
 from kvpool.cli.size_tables import print_sizing
 from kvpool.errors import ConfigError
 from kvpool.plan.kinds import FullAttention, SlidingWindow, StateSpace
+from kvpool.plan.spec import CachedSpec, State
 
 torch = pytest.importorskip("torch", reason="torch is missing: pip install 'kvpool[engine]'")
 transformers = pytest.importorskip("transformers", "5.24", reason="transformers: pip install 'kvpool[engine]'")
@@ -20,6 +21,7 @@ from tests.runner.families import ATTENTION, FAMILIES, STATES  # noqa: E402
 
 from kvpool.runner.loading import LoadedModel, load  # noqa: E402
 from kvpool.runner.memory import Memory, peak_bytes  # noqa: E402
+from kvpool.runner.pages import Place, Places  # noqa: E402
 from kvpool.runner.startup import CacheSettings, Start, start, weights_bytes  # noqa: E402
 
 MIB, GIB = 2**20, 2**30
@@ -38,6 +40,25 @@ def started(name: str, dtype: str = "float32", **settings: Any) -> Start:
     return start(made(name, dtype), THERE, lambda _: MIB, asked)
 
 
+class Placed(NamedTuple):
+    """Where a layer keeps what `spec` says."""
+
+    layer_index: int
+    is_state: bool
+    spec: CachedSpec
+    place: Place
+
+
+def places(begun: Start) -> list[Placed]:
+    """Layer by layer."""
+    found, model = Places.of(begun.plan.layout), begun.plan.model
+    pairs = [(index, False, place) for index, place in found.tokens.items()]
+    pairs += [(index, True, place) for index, place in found.states.items()]
+    cached_specs = [(index, s) for index, layer in enumerate(model.layers) for s in layer if isinstance(s, CachedSpec)]
+    specs = {(index, isinstance(spec, State)): spec for index, spec in cached_specs}
+    return [Placed(index, is_state, specs[index, is_state], place) for index, is_state, place in pairs]
+
+
 def cached(model: Any, num_tokens: int) -> Any:
     """What transformers keeps after a prompt and a token more."""
     cache = transformers.DynamicCache(config=model.config)
@@ -53,11 +74,11 @@ def test_every_layer_has_places_for_what_transformers_keeps(name: str, dtype: st
     begun, num_tokens = started(name, dtype), 7
     layers = cached(made(name, dtype).model, num_tokens - 1).layers
     kept = {(index, is_state): 0 for index in range(len(layers)) for is_state in (False, True)}
-    for place in begun.places():
+    for place in places(begun):
         size = place.spec.content_bytes(num_tokens)
         kept[place.layer_index, place.is_state] += size
-        assert place.spec.page_bytes(place.kind.block_size or 0) <= place.page_bytes
-        assert place.offset_bytes + place.page_bytes <= begun.plan.block_bytes
+        assert place.spec.page_bytes(place.place.block_size) <= place.place.num_bytes
+        assert place.place.offset + place.place.num_bytes <= begun.plan.block_bytes
     for index, layer in enumerate(layers):
         # Windows keep the last tokens alone, all equally large.
         pair = [getattr(layer, part, None) for part in ("keys", "values")]
@@ -108,12 +129,12 @@ def test_a_cache_can_be_made_and_the_start_travels(name: str) -> None:
     begun = pickle.loads(pickle.dumps(started(name)))
     cache = KVCacheManager.from_plan(begun.plan)
     assert cache.num_free_blocks == begun.plan.num_usable_blocks
-    assert len(cache.groups.all) == len({place.group_id for place in begun.places()})
+    assert len(cache.groups.all) == len({each.place.group_id for each in places(begun)})
 
 
 def test_two_parts_of_a_layer_have_two_places() -> None:
-    places = [place for place in started("falcon_h1").places() if place.layer_index == 2]
-    assert sorted(place.is_state for place in places) == [False, True]
+    found = [place for place in places(started("falcon_h1")) if place.layer_index == 2]
+    assert sorted(place.is_state for place in found) == [False, True]
 
 
 def test_the_block_size_that_was_asked_for() -> None:
@@ -214,4 +235,4 @@ def test_the_demo(capsys: pytest.CaptureFixture[str]) -> None:
     assert budget.weights_bytes == pytest.approx(134_515_008 * 4, rel=0.01)
     assert 5 * MIB < budget.activation_bytes < 200 * MIB
     assert begun.plan.bytes_per_token == 46_080
-    assert [place.layer_index for place in begun.places()] == [*range(30)]
+    assert [place.layer_index for place in places(begun)] == [*range(30)]

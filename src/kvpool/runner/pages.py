@@ -57,10 +57,6 @@ class KVMemory:
     def __init__(self, num_blocks: int, block_bytes: int, device: torch.device) -> None:
         self._bytes = torch.full((num_blocks, block_bytes), 0xFF, dtype=torch.uint8, device=device)
 
-    @property
-    def num_blocks(self) -> int:
-        return self._bytes.shape[0]
-
     def pages(self, place: Place, parts: Sequence[tuple[torch.dtype, Sequence[int]]]) -> list[torch.Tensor]:
         """The pages of a layer, a view for each part: (num_blocks, *shape). ConfigError when they are larger than that.
 

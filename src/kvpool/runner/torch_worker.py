@@ -56,14 +56,14 @@ class TorchWorker:
         self._watch = watch
         model.set_attn_implementation(ATTENTION)
 
-    @torch.inference_mode()
     def execute(self, step: StepInput) -> StepAnswer:
         """The next token of every row that gives one."""
         logits: dict[int, torch.Tensor] = {}
         told: dict[int, list[Logprobs]] = {}
-        for forward in forwards(step, self._device, has_states=self._has_states, is_gradual=self._is_gradual):
-            self._compute(forward, step, logits, told)
-        return self._answer(step, logits, told)
+        with torch.inference_mode():
+            for forward in forwards(step, self._device, has_states=self._has_states, is_gradual=self._is_gradual):
+                self._compute(forward, step, logits, told)
+            return self._answer(step, logits, told)
 
     def _compute(
         self, forward: Forward, step: StepInput, logits: dict[int, torch.Tensor], told: dict[int, list[Logprobs]]
