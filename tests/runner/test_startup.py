@@ -12,6 +12,7 @@ from kvpool.cli.size import Answer
 from kvpool.cli.size_tables import print_sizing
 from kvpool.errors import ConfigError
 from kvpool.plan.kinds import FullAttention, SlidingWindow, StateSpace
+from kvpool.plan.layout import Layout
 from kvpool.plan.spec import CachedSpec, State
 
 torch = pytest.importorskip("torch", reason="torch is missing: pip install 'kvpool[engine]'")
@@ -37,7 +38,7 @@ def made(name: str, dtype: str = "float32") -> LoadedModel:
 
 def started(name: str, dtype: str = "float32", **settings: Any) -> Start:
     asked = CacheSettings(**{"max_num_batched_tokens": 64, "kv_bytes": 8 * MIB, "max_model_len": 256} | settings)
-    return start(made(name, dtype), THERE, lambda _: MIB, asked)
+    return start(made(name, dtype), THERE, lambda *_: MIB, asked)
 
 
 class Placed(NamedTuple):
@@ -153,7 +154,7 @@ def test_fp8_holds_twice_the_tokens_of_16_bits() -> None:
 def test_the_budget_is_a_share_of_what_was_free_less_weights_and_peak() -> None:
     loaded, asked = made("llama"), []
 
-    def peak(num_tokens: int) -> int:
+    def peak(_: Layout, num_tokens: int) -> int:
         asked.append(num_tokens)
         return num_tokens * 1000
 
@@ -208,7 +209,7 @@ def test_states_alone_may_be_longer_than_assumed() -> None:
 
 def test_what_operators_read(capsys: pytest.CaptureFixture[str]) -> None:
     settings = CacheSettings(max_num_batched_tokens=64)
-    begun = start(made("bamba"), THERE, lambda _: MIB, settings)
+    begun = start(made("bamba"), THERE, lambda *_: MIB, settings)
     print_sizing(Answer(begun.sizing, None, None))
     printed = capsys.readouterr().out
     for line in (*begun.plan.log_lines(), "of it 0.5 for the engine", "- weights", "- peak activations"):
@@ -228,7 +229,7 @@ def test_the_demo(capsys: pytest.CaptureFixture[str]) -> None:
             loaded.model(torch.ones(1, num_tokens, dtype=torch.long), logits_to_keep=1, use_cache=False)
 
     settings = CacheSettings(max_num_batched_tokens=256)
-    begun = start(loaded, Memory(4 * GIB, 4 * GIB), lambda num_tokens: peak_bytes(lambda: run(num_tokens)), settings)
+    begun = start(loaded, Memory(4 * GIB, 4 * GIB), lambda _, num_tokens: peak_bytes(lambda: run(num_tokens)), settings)
     print_sizing(Answer(begun.sizing, None, None))
     print(capsys.readouterr().out)
     [budget] = begun.sizing.budgets

@@ -7,13 +7,17 @@ import sys
 from types import FrameType
 
 from kvpool.cli.numbers import count, gib, length
+from kvpool.cli.size_tables import print_facts
 from kvpool.engine.scheduler import SchedulerConfig
 from kvpool.errors import ConfigError, MissingExtraError
 
 try:
+    from kvpool.runner.opening import Opening
+    from kvpool.runner.startup import CacheSettings
     from kvpool.serving.app import ServerConfig
     from kvpool.serving.async_engine import AsyncEngine
     from kvpool.serving.engine_loop import EngineLoop
+    from kvpool.serving.opening import open_model
     from kvpool.serving.served_model import ServedModel
     from kvpool.serving.server import Server
 except MissingExtraError as error:
@@ -36,7 +40,11 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     model.add_argument("--served-model-name", metavar="NAME", help="what clients call it")
     model.add_argument("--device", default="cpu", metavar="DEVICE", help="cpu or cuda (cpu)")
     model.add_argument("--dtype", default="auto", metavar="TYPE", help="of the weights: float32, bfloat16, … (auto)")
-    model.add_argument("--kv-gib", type=gib, metavar="GIB", help="memory for the cache")
+    model.add_argument("--kv-gib", type=_gib, metavar="GIB", help="memory for the cache")
+    model.add_argument("--kv-dtype", default="auto", metavar="TYPE", help="of keys and values: fp8, bfloat16, … (auto)")
+    model.add_argument("--utilization", type=float, metavar="SHARE", help="of the memory that is free, instead")
+    model.add_argument("--threads", type=count, metavar="N", help="of torch, on a CPU")
+    model.add_argument("--allow-download", action="store_true", help="fetch a model from its hub by its name")
     model.add_argument("--block-size", type=count, default=16, metavar="TOKENS", help="tokens a block (16)")
     model.add_argument("--max-model-len", type=length, metavar="TOKENS", help="of prompt and outputs of a request")
     model.add_argument("--in-process", action="store_true", help="compute in this process, not in one of its own")
@@ -63,8 +71,9 @@ def _run(options: argparse.Namespace) -> int:
         raise missing
     # So that what follows the server is done on SIGTERM too.
     signal.signal(signal.SIGTERM, _exit)
-    model = open_model(options)
+    model, opened = open_model(opening_of(options), in_process=options.in_process)
     try:
+        print_facts(opened.start.sizing)
         server = server_of(model, options)
         print(f"kvpool: {model.name} on http://{options.host}:{options.port}", file=sys.stderr)
         server.run()
@@ -73,9 +82,24 @@ def _run(options: argparse.Namespace) -> int:
     return 0
 
 
-def open_model(options: argparse.Namespace) -> "ServedModel":
-    """The model of the command line, ready to compute. ConfigError where it cannot be served."""
-    raise ConfigError(f"{options.model}: no worker is here to compute a model")
+def opening_of(options: argparse.Namespace) -> "Opening":
+    """What the command line says of the model."""
+    return Opening(
+        options.model,
+        options.dtype,
+        options.device,
+        options.threads,
+        options.allow_download,
+        CacheSettings(
+            options.kv_dtype,
+            options.block_size,
+            options.max_model_len,
+            options.max_num_batched_tokens,
+            options.kv_gib,
+            options.utilization,
+        ),
+        options.max_num_seqs,
+    )
 
 
 def server_of(model: "ServedModel", options: argparse.Namespace) -> "Server":
@@ -106,6 +130,13 @@ def api_keys(given: list[str], listed: str) -> tuple[str, ...]:
 
 def _exit(_: int, __: FrameType | None) -> None:
     sys.exit(0)
+
+
+def _gib(text: str) -> int:
+    first, *others = gib(text)
+    if others:
+        raise argparse.ArgumentTypeError(f"{text!r}: one figure, the model runs on one device")
+    return first
 
 
 def _port(text: str) -> int:

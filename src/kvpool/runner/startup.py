@@ -8,19 +8,22 @@ Knows nothing of: how a batch is computed, terminals.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 from kvpool.errors import ConfigError
 from kvpool.models.description import Description, describe
 from kvpool.models.sizing import Host, Sizing, size_model
 from kvpool.plan.budget import UTILIZATION, Budget
 from kvpool.plan.deployment import Deployment
+from kvpool.plan.grouping import group_layers
+from kvpool.plan.layout import Layout
 from kvpool.plan.memory import GIB, Plan
 from kvpool.plan.spec import State
 from kvpool.runner.loading import LoadedModel
 from kvpool.runner.memory import Memory
 from kvpool.runner.state_shapes import States, measure_states, with_states
 
-MeasurePeak = Callable[[int], int]
+MeasurePeak = Callable[[Layout, int], int]
 """Runs a batch of so many tokens with nothing cached, and answers the bytes that it took at its peak."""
 
 KV_DTYPES = ("auto", "float16", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2")
@@ -65,7 +68,8 @@ def start(loaded: LoadedModel, memory: Memory, measure_peak: MeasurePeak, settin
         raise ConfigError(f"KV dtype {settings.kv_dtype!r} is not computed here: {', '.join(KV_DTYPES)} are")
     description, states = _described(loaded, settings)
     _require_length(loaded, description, settings)
-    budget = _budget(loaded, memory, measure_peak, settings)
+    layout = group_layers(description.model.caches(), settings.block_size or 16)
+    budget = _budget(loaded, memory, partial(measure_peak, layout), settings)
     sizing = size_model(
         description,
         Host(kv_bytes=_kv_bytes(budget, settings), weights_bytes=budget.weights_bytes),
@@ -94,7 +98,7 @@ def _require_length(loaded: LoadedModel, description: Description, settings: Cac
         raise ConfigError(f"max_model_len is {settings.max_model_len:,}: {loaded.name} was made for {longest:,} tokens")
 
 
-def _budget(loaded: LoadedModel, memory: Memory, measure_peak: MeasurePeak, settings: CacheSettings) -> Budget:
+def _budget(loaded: LoadedModel, memory: Memory, measure_peak: Callable[[int], int], settings: CacheSettings) -> Budget:
     """Of a share of what was free; of all of it where the cache's part is given."""
     usual = UTILIZATIONS.get(loaded.model.device.type, UTILIZATION)
     share = usual if settings.utilization is None else settings.utilization
