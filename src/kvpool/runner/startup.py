@@ -8,6 +8,7 @@ Knows nothing of: how a batch is computed, terminals.
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from kvpool.errors import ConfigError
 from kvpool.models.description import Description, describe
@@ -69,6 +70,9 @@ class Place:
 class Start:
     """A worker can begin: `KVCacheManager.from_plan(start.plan)` is its cache. Travels between processes."""
 
+    folder: Path
+    """Of the model; its tokenizer is there."""
+    eos_token_ids: frozenset[int]
     sizing: Sizing
     states: States
     """The tensors of every layer that has a state."""
@@ -108,7 +112,8 @@ def start(loaded: LoadedModel, memory: Memory, measure_peak: MeasurePeak, settin
     refusal = sizing.plan.refusal()
     if refusal is not None:
         raise ConfigError(f"{refusal}; {_way_out(sizing.plan)}")
-    return Start(replace(sizing, budgets=(budget,) if settings.kv_bytes is None else ()), states)
+    shown = replace(sizing, budgets=(budget,) if settings.kv_bytes is None else ())
+    return Start(loaded.folder, loaded.eos_token_ids, shown, states)
 
 
 def _described(loaded: LoadedModel, settings: CacheSettings) -> tuple[Description, States]:
