@@ -21,6 +21,17 @@ class RefusedError(KVPoolError, ValueError):
     """A request that this cache can never serve, however long it waits. Raised when it arrives, with the numbers."""
 
 
+class AbortedError(KVPoolError, RuntimeError):
+    """A request ends without its answer: its step could not be computed, or the engine stops. Says which."""
+
+
+class WorkerDied(KVPoolError, RuntimeError):  # noqa: N818
+    """Whoever computes steps is gone, and with it all that the cache's blocks contained.
+
+    The next `execute` starts it anew, or raises this again.
+    """
+
+
 class TraceError(KVPoolError, ValueError):
     """A trace that cannot be read. Names the file and, where there is one, the line."""
 

@@ -29,7 +29,7 @@ def table(first: str, *others: str) -> Table:
 def show(console: Console, table: Table) -> None:
     """Print a table whole: in a terminal that is too narrow its lines wrap, and no digit is lost."""
     needed = console.measure(table, options=console.options.update(width=_WIDEST)).maximum
-    wide = Console(highlight=False, width=max(console.width, needed))
+    wide = Console(stderr=console.stderr, highlight=False, width=max(console.width, needed))
     wide.print(table)
 
 

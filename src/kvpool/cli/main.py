@@ -15,7 +15,7 @@ from kvpool.cli import doctor
 from kvpool.errors import KVPoolError, MissingExtraError
 
 try:
-    from kvpool.cli import replay, size
+    from kvpool.cli import replay, serve, size
 except MissingExtraError as error:
     missing: MissingExtraError | None = error
 else:
@@ -39,6 +39,7 @@ def _parser() -> argparse.ArgumentParser:
     if missing is None:
         replay.add_command(commands)
         size.add_command(commands)
+        serve.add_command(commands)
     doctor.add_command(commands)
     return parser
 

@@ -47,6 +47,16 @@ def print_sizing(answer: Answer, *, explained: bool = False) -> None:
         console.print(line, soft_wrap=True)
 
 
+def print_facts(sizing: Sizing) -> None:
+    """At the start of a server, on standard error: the budget, the layout, and the lines that operators know."""
+    console = Console(stderr=True, highlight=False)
+    for budget in sizing.budgets:
+        show(console, _budget(budget, None))
+    console.print(_facts(sizing.plan))
+    for line in sizing.plan.log_lines():
+        console.print(line)
+
+
 def print_sizings(answers: Sequence[Answer]) -> None:
     """Many runs, a row each."""
     console = Console(highlight=False)

@@ -27,11 +27,15 @@ class StepOutput:
     `ended` are the requests that got their last token: as many as they asked for, or one that ends them.
     """
 
-    requests: Sequence[RequestLike]
+    batch: Batch
     token_ids: Sequence[int | None]
     ended: Sequence[RequestLike]
     num_tokens: int
     """How many requests got a token."""
+
+    @property
+    def requests(self) -> Sequence[RequestLike]:
+        return self.batch.requests
 
 
 class Engine:
@@ -51,7 +55,7 @@ class Engine:
                 self.scheduler.abort(request)
                 ended.append(request)
         num_tokens = batch.num_decoding + sum(token_id is not None for token_id in token_ids[batch.num_decoding :])
-        return StepOutput(batch.requests, token_ids, ended, num_tokens)
+        return StepOutput(batch, token_ids, ended, num_tokens)
 
 
 def _stopped(given: Iterable[tuple[RequestLike, int | None]]) -> list[RequestLike]:

@@ -51,3 +51,9 @@ def name_of(index: int, part: int | None = None, prefix: str = "") -> LayerName:
     if part is None:
         return f"{prefix}{index}" if prefix else index
     return f"{prefix}{index}.{part}"
+
+
+def layer_and_part(name: LayerName) -> tuple[int, int]:
+    """The layer of a cache, and which of the things that it keeps: 3 is (3, 0), "3.1" is (3, 1). Not of drafts."""
+    index, _, part = str(name).partition(".")
+    return int(index), int(part or 0)

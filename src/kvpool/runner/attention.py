@@ -18,7 +18,7 @@ Attended = tuple[torch.Tensor, torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What a layer does beside plain attention: `softcap` bounds scores; `sinks` has a score of nothing for each head."""
+    """What a layer does beside plain attention: `softcap` bounds scores; `sinks`: a score for nothing, by head."""
 
     scale: float
     softcap: float | None = None

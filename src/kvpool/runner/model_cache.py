@@ -18,7 +18,7 @@ from kvpool.errors import ConfigError
 from kvpool.plan.kinds import FullAttention, SlidingWindow
 from kvpool.runner.attention import Rule, attend_chunk, attend_decode, read
 from kvpool.runner.forward import Forward
-from kvpool.runner.pages import Memory, Place, Places
+from kvpool.runner.pages import KVMemory, Place, Places
 from kvpool.runner.states import CONV, RECURRENT, States
 
 ATTENTION = "kvpool"
@@ -31,7 +31,7 @@ class PagedCache:
     attention); then the attention function gets those.
     """
 
-    def __init__(self, memory: Memory, places: Places, kv_dtype: torch.dtype | None, *, returns_all: bool) -> None:
+    def __init__(self, memory: KVMemory, places: Places, kv_dtype: torch.dtype | None, *, returns_all: bool) -> None:
         for layer, place in places.tokens.items():
             if not isinstance(place.kind, FullAttention | SlidingWindow):
                 raise ConfigError(f"layer {layer} keeps {place.kind}, which this engine does not compute")

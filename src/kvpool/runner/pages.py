@@ -4,7 +4,6 @@ Owns: one piece of memory for all layers, a row for each block; every layer's pa
 Knows nothing of: requests, models. What a page of a layer holds is told by its first user, once.
 """
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,7 +12,7 @@ import torch
 from kvpool.errors import ConfigError
 from kvpool.plan.kinds import LayerKind, StateSpace
 from kvpool.plan.layout import Layout
-from kvpool.plan.pages import LayerPage
+from kvpool.plan.model import layer_and_part
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,28 +46,16 @@ class Places:
             offset = 0
             for page in group.pages:
                 place = Place(group_id, group.kind, offset, page.kept_bytes)
-                (states if isinstance(group.kind, StateSpace) else tokens)[_number(page)] = place
+                (states if isinstance(group.kind, StateSpace) else tokens)[layer_and_part(page.layer)[0]] = place
                 offset += page.page_bytes
         return Places(tokens, states)
 
 
-def _number(page: LayerPage) -> int:
-    """Of the layer in the model: names may say more than that."""
-    found = re.search(r"\d+", str(page.layer))
-    if found is None:
-        raise ConfigError(f"layer {page.layer!r} has no number: which layer of the model it is cannot be told")
-    return int(found[0])
-
-
-class Memory:
+class KVMemory:
     """`num_blocks` blocks of `block_bytes` bytes. New memory is all NaN, so that what was never written shows."""
 
     def __init__(self, num_blocks: int, block_bytes: int, device: torch.device) -> None:
         self._bytes = torch.full((num_blocks, block_bytes), 0xFF, dtype=torch.uint8, device=device)
-
-    @property
-    def num_blocks(self) -> int:
-        return self._bytes.shape[0]
 
     def pages(self, place: Place, parts: Sequence[tuple[torch.dtype, Sequence[int]]]) -> list[torch.Tensor]:
         """The pages of a layer, a view for each part: (num_blocks, *shape). ConfigError when they are larger than that.

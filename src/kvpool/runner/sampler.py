@@ -6,6 +6,7 @@ A row's draw depends on its logits, its seed and the number of its output alone.
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from kvpool.engine.sampling import Logprobs
@@ -43,14 +44,15 @@ def logprobs(logits: torch.Tensor, token_ids: Sequence[int], num_top: int) -> li
     return [Logprobs(*each) for each in zip(token_ids, own, tops, strict=True)]
 
 
-def _uniform(seeds: Ints, numbers: Ints) -> "np.ndarray[tuple[int], np.dtype[np.float64]]":
+def _uniform(seeds: Ints, numbers: Ints) -> npt.NDArray[np.float64]:
     """A number from 0 to below 1 for each seed and number: SplitMix64 (Steele, Lea, Flood 2014), two rounds of it."""
     with np.errstate(over="ignore"):
         mixed = _mix(seeds.astype(np.uint64)) + numbers.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-        return (_mix(mixed) >> np.uint64(11)) * 2.0**-53
+        points: npt.NDArray[np.float64] = (_mix(mixed) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return points
 
 
-def _mix(x: "np.ndarray[tuple[int], np.dtype[np.uint64]]") -> "np.ndarray[tuple[int], np.dtype[np.uint64]]":
+def _mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     x = x + np.uint64(0x9E3779B97F4A7C15)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

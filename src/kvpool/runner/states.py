@@ -10,7 +10,7 @@ import torch
 from torch.nn.functional import pad
 
 from kvpool.runner.forward import Forward
-from kvpool.runner.pages import Memory, Place, Places
+from kvpool.runner.pages import KVMemory, Place, Places
 
 CONV, RECURRENT = "conv", "recurrent"
 """How the parts of a state are called, with a number behind."""
@@ -19,7 +19,7 @@ CONV, RECURRENT = "conv", "recurrent"
 class States:
     """All layers that have a state. A page holds a request's states of one layer, one part behind the other."""
 
-    def __init__(self, memory: Memory, places: Places) -> None:
+    def __init__(self, memory: KVMemory, places: Places) -> None:
         self._memory = memory
         self._places = places.states
         self._pages: dict[int, dict[str, torch.Tensor]] = {}

@@ -16,7 +16,7 @@ from kvpool.errors import ConfigError
 from kvpool.plan.layout import Layout
 from kvpool.runner.forward import Forward, forwards
 from kvpool.runner.model_cache import ATTENTION, PagedCache
-from kvpool.runner.pages import Memory, Places
+from kvpool.runner.pages import KVMemory, Places
 from kvpool.runner.sampler import logprobs, sample
 
 _GRADUAL = frozenset({"mamba", "falcon_mamba", "jamba"})
@@ -48,7 +48,7 @@ class TorchWorker:
         self._model = model
         self._device = next(model.parameters()).device
         places = Places.of(layout)
-        self.memory = Memory(num_blocks, layout.block_bytes, self._device)
+        self.memory = KVMemory(num_blocks, layout.block_bytes, self._device)
         is_latent = getattr(model.config.get_text_config(), "kv_lora_rank", None) is not None
         self._cache = PagedCache(self.memory, places, kv_dtype, returns_all=is_latent)
         self._has_states = bool(places.states)
@@ -56,14 +56,14 @@ class TorchWorker:
         self._watch = watch
         model.set_attn_implementation(ATTENTION)
 
-    @torch.inference_mode()
     def execute(self, step: StepInput) -> StepAnswer:
         """The next token of every row that gives one."""
         logits: dict[int, torch.Tensor] = {}
         told: dict[int, list[Logprobs]] = {}
-        for forward in forwards(step, self._device, has_states=self._has_states, is_gradual=self._is_gradual):
-            self._compute(forward, step, logits, told)
-        return self._answer(step, logits, told)
+        with torch.inference_mode():
+            for forward in forwards(step, self._device, has_states=self._has_states, is_gradual=self._is_gradual):
+                self._compute(forward, step, logits, told)
+            return self._answer(step, logits, told)
 
     def _compute(
         self, forward: Forward, step: StepInput, logits: dict[int, torch.Tensor], told: dict[int, list[Logprobs]]
