@@ -28,11 +28,11 @@ class Notes:
         self.prompt_logprobs: dict[str, dict[int, list[Logprobs]]] = defaultdict(lambda: defaultdict(list))
         """By the position of the token that they are of: all that was ever told of it."""
         self.runner: ModelRunner | None = None
-        self._batch = Batch()
+        self.batch = Batch()
 
     def run(self, batch: Batch) -> Sequence[int | None]:
         assert self.runner is not None
-        self._batch = batch
+        self.batch = batch
         tokens = self.runner.run(batch)
         if self.runner.answer is not None:
             for row, found in self.runner.answer.logprobs.items():
@@ -44,11 +44,11 @@ class Notes:
 
     def watch(self, logits: torch.Tensor, rows: Sequence[int]) -> None:
         for row, found in zip(rows, logits, strict=True):
-            last = self._batch.starts[row] + self._batch.counts[row] - 1
+            last = self.batch.starts[row] + self.batch.counts[row] - 1
             self.logits[self._name(row)][last] = found.clone()
 
     def _name(self, row: int) -> str:
-        return str(self._batch.requests[row].request_id)
+        return str(self.batch.requests[row].request_id)
 
 
 class Served:
@@ -82,7 +82,7 @@ class Served:
     @property
     def unit(self) -> int:
         """Hits are multiples of so many tokens."""
-        return self.cache.hasher.block_size
+        return self.cache.groups.alignment
 
     def add(
         self, name: str, prompt: Sequence[int], max_tokens: int = 8, sampling: SamplingParams = GREEDY, **keywords: Any
