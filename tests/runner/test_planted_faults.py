@@ -17,7 +17,7 @@ from tests.runner.tiny_models import CONFIGS, WITH_STATES, tiny
 
 from kvpool.engine.generation import Generation
 from kvpool.engine.step_input import StepBuilder, StepInput
-from kvpool.runner import forward, model_cache, torch_worker
+from kvpool.runner import attention, forward, model_cache, torch_worker
 from kvpool.runner.forward import Forward
 from kvpool.runner.states import States
 
@@ -51,6 +51,11 @@ def page_and_place(served: Served, request: Generation, layer: int, part: int) -
     return of
 
 
+def overwrite(page: torch.Tensor, place: int, value: torch.Tensor) -> None:
+    with torch.inference_mode():
+        page[place] = value
+
+
 def layers(served: Served) -> list[int]:
     return sorted(served.worker._cache._pages)
 
@@ -70,7 +75,7 @@ def test_a_stale_value(name: str, part: int, rng: random.Random) -> None:
     served, request = begun(name, rng)
     of = page_and_place(served, request, layers(served)[0], part)
     (page, place), (before, its_place) = of(44), of(43)
-    page[place] = before[its_place]
+    overwrite(page, place, before[its_place])
     assert is_seen(served, request)
 
 
@@ -85,7 +90,7 @@ def test_a_value_of_another_request(name: str, rng: random.Random) -> None:
     (page, place), (its_page, its_place) = (
         page_and_place(served, one, layer, 1)(position) for one, position in ((request, last), (other, 44))
     )
-    page[place] = its_page[its_place]
+    overwrite(page, place, its_page[its_place])
     assert is_seen(served, request)
     assert stock.is_right(served, other)
 
@@ -158,15 +163,16 @@ def test_a_window_off_by_one(
     def widened(window: int | None) -> int | None:
         return window + by if window is not None else None
 
+    attend, plan = attention.attend_chunk, attention.plan_decode
     if where == "chunks":
-        attend = model_cache.attend_chunk
         monkeypatch.setattr(
-            model_cache, "attend_chunk", lambda q, k, v, window, rule: attend(q, k, v, widened(window), rule)
+            f"{model_cache.__name__}.attend_chunk",
+            lambda query, key, value, window, rule: attend(query, key, value, widened(window), rule),
         )
     else:
-        plan = forward.plan_decode
         monkeypatch.setattr(
-            forward, "plan_decode", lambda t, n, size, window, dtype: plan(t, n, size, widened(window), dtype)
+            f"{forward.__name__}.plan_decode",
+            lambda tables, lengths, size, window, dtype: plan(tables, lengths, size, widened(window), dtype),
         )
     served = Served(tiny(name), budget=20)
     [request] = served.run([prompt_of(rng, 45)])

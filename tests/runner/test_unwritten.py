@@ -1,4 +1,4 @@
-"""Nothing is read that was not written: new memory is NaN, and so is, in these tests, all that a request must not see."""
+"""Nothing is read that was not written: new memory is NaN, and here so is all that a request must not see."""
 
 import random
 
@@ -68,7 +68,7 @@ def test_without_zeros_for_what_is_masked_it_would(
 ) -> None:
     """Minus infinity on a score does not help against a NaN: a masked value counts 0 times NaN."""
     read = attention.read
-    monkeypatch.setattr(attention, "read", lambda pages, blocks, dtype, unseen=None: read(pages, blocks, dtype))
+    monkeypatch.setattr(attention, "read", lambda pages, blocks, dtype, *_: read(pages, blocks, dtype))
     served = Served(tiny(name), budget=24, num_seqs=5)
     spoil(served)
     [request] = served.run([prompt_of(rng, 41)])
