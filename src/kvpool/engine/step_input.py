@@ -138,7 +138,8 @@ class StepBuilder:
     def _sampling_of(self, batch: Batch, last: Ints) -> SamplingRows | None:
         """`last` is the position of each row's last token."""
         if batch.requests != self._sampled or len(batch) > batch.num_decoding:
-            self._sampled, self._sampling = list(batch.requests), _sampling_rows(batch)
+            self._sampling = _sampling_rows(batch)
+            self._sampled = list(batch.requests) if len(batch) == batch.num_decoding else []
         if self._sampling is None:
             return None
         prompts = np.array([request.num_prompt_tokens for request in batch.requests], np.int64)
