@@ -46,7 +46,10 @@ def test_a_cache_of_its_own() -> None:
 @pytest.mark.parametrize("name", ["bloom", "gpt_neo"])
 def test_attention_that_cannot_be_replaced(name: str) -> None:
     """Its own code would look at all keys that it gets, without a mask."""
-    own = {"bloom": {"n_layer": 1, "n_head": 2}, "gpt_neo": {"num_layers": 1, "attention_types": [[["global"], 1]]}}
+    own: dict[str, dict[str, Any]] = {
+        "bloom": {"n_layer": 1, "n_head": 2},
+        "gpt_neo": {"num_layers": 1, "attention_types": [[["global"], 1]]},
+    }
     settings: dict[str, Any] = {"vocab_size": 64, "hidden_size": 32, "num_heads": 2, **own[name]}
     with pytest.raises(ConfigError, match=f"a {name} model computes its attention itself"):
         TorchWorker(made(name, **settings), ANY_LAYOUT, 4)

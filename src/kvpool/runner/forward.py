@@ -109,7 +109,7 @@ def forwards(step: StepInput, device: torch.device, *, has_states: bool, is_grad
 
 
 def num_filled_up(num_tokens: int, device: torch.device) -> int:
-    """How many tokens are computed for these. On a CPU 2 or 3 take longer than 4, for which there are better kernels."""
+    """How many tokens are computed for these: on a CPU 2 or 3 take longer than 4, which has better kernels."""
     return 4 if device.type == "cpu" and num_tokens in (2, 3) else num_tokens
 
 

@@ -5,6 +5,7 @@ Knows nothing of: requests, texts, when to stop.
 """
 
 from collections.abc import Callable, Sequence
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -87,7 +88,7 @@ class TorchWorker:
 
     def _call(self, forward: Forward, keep: Sequence[int]) -> torch.Tensor:
         """The logits at these places, in fp32: (places, vocabulary), and maybe more behind."""
-        keep = [*keep, *keep[-1:] * (num_filled_up(len(keep), self._device) - len(keep))]
+        keep = [*keep, *repeat(keep[-1], num_filled_up(len(keep), self._device) - len(keep))]
         shape = (-1, 1) if forward.is_stacked else (1, -1)
         self._cache.begin(forward)
         out = self._model(
