@@ -11,7 +11,7 @@ from tests.runner.tiny_models import Tiny
 from kvpool.engine.generation import Generation
 
 largest: dict[str, tuple[float, float]] = {}
-"""Of each model: the largest difference of logits that was seen, and the tolerance there."""
+"""Of each model: the largest difference of logits that was checked, and the tolerance there."""
 
 
 @cache
