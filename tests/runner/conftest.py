@@ -25,7 +25,7 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """With -v: how far from the truth logits were."""
-    if not _IS_THERE or terminalreporter.verbosity < 1:
+    if not _IS_THERE or terminalreporter.verbosity < 0:
         return
     from tests.runner import stock
 

@@ -73,7 +73,7 @@ def test_nan_stays_nan() -> None:
 
 
 def rounded_attention(
-    module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, scaling: float, **__: Any
+    _module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, scaling: float, **__: Any
 ) -> tuple[torch.Tensor, None]:
     """Plain causal attention to what fp8 leaves of keys and values."""
     key, value = (each.to(FP8).to(each.dtype) for each in (key, value))
