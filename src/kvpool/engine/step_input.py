@@ -137,8 +137,10 @@ class StepBuilder:
 
     def _sampling_of(self, batch: Batch, last: Ints) -> SamplingRows | None:
         """`last` is the position of each row's last token."""
-        if batch.requests != self._sampled or len(batch) > batch.num_decoding:
-            self._sampled, self._sampling = list(batch.requests), _sampling_rows(batch)
+        decodes = len(batch) == batch.num_decoding
+        if not decodes or batch.requests != self._sampled:
+            # Chunks have targets of their own, so only steps that decode alone can follow one another.
+            self._sampled, self._sampling = list(batch.requests) if decodes else [], _sampling_rows(batch)
         if self._sampling is None:
             return None
         prompts = np.array([request.num_prompt_tokens for request in batch.requests], np.int64)
