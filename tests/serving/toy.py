@@ -109,6 +109,7 @@ class HeldWorker:
         self._inner = inner
         self._allowed = threading.Semaphore(0)
         self._is_held = True
+        self.num_steps = 0
 
     def allow(self, num_steps: int) -> None:
         self._allowed.release(num_steps)
@@ -120,6 +121,7 @@ class HeldWorker:
     def execute(self, step: StepInput) -> StepAnswer:
         if self._is_held:
             self._allowed.acquire()
+        self.num_steps += 1
         return self._inner.execute(step)
 
 
