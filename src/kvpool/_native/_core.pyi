@@ -44,6 +44,12 @@ def encode_blocks(blocks: npt.NDArray[np.int32] | npt.NDArray[np.int64]) -> list
 def compressions(count: int) -> int:
     """So many SHA-256 compressions, one after the other: what benchmarks measure against."""
 
+def follow(lines: npt.NDArray[np.int32], heads: npt.NDArray[np.int32], steps: int) -> None:
+    """Each head goes on to the line that its line begins with, `steps` times: what benchmarks measure against.
+
+    A line is 16 numbers, 64 bytes. A head waits for its line; several heads wait at the same time.
+    """
+
 class Pool:
     """See `kvpool.core.block_pool.BlockPool`; here is what it does not have."""
 
