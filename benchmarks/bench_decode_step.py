@@ -3,7 +3,8 @@
 Every request gets a random token a step; one in 16 fills a block, is hashed, committed and gets a new one. Prompts are
 32 to 47 tokens, so borders are spread evenly over the steps. Then the same in more groups, of prompts that are longer
 than their windows, for every publication setting; and with rows of the native core beside rows in Python over the same
-pool, where the native core is in use, and beside vLLM's manager where that is installed. Median over 96 steps.
+pool, where the native core is in use: there also in a full pool, where every new block evicts another, and beside
+vLLM's manager where that is installed. Median over 96 steps.
 """
 
 import random
@@ -48,6 +49,7 @@ def running(
     groups: Sequence[LayerKind] = (FullAttention(),),
     publication: Setting = "ranked",
     num_prompt_tokens: int = 32,
+    is_full: bool = False,
 ) -> tuple[KVCacheManager, list[Request]]:
     """Requests whose prompts are computed and that have room for their first output."""
     num_blocks = pool_size(num_requests, num_prompt_tokens, len(groups))
@@ -61,7 +63,23 @@ def running(
         cache.allocate(request, 1)
         cache.take_events()
         requests.append(request)
+    if is_full:
+        fill(cache, rng)
     return cache, requests
+
+
+def fill(cache: KVCacheManager, rng: random.Random) -> None:
+    """Every free block carries the name of a request that has ended."""
+    ended: list[Request] = []
+    while cache.num_free_blocks >= len(cache.groups):
+        request = Request(f"ended {len(ended)}", [rng.randrange(VOCABULARY) for _ in range(16)])
+        cache.allocate(request, 16)
+        cache.commit(request, 16)
+        cache.take_events()
+        ended.append(request)
+    for request in ended:
+        cache.free(request)
+        cache.take_events()
 
 
 def by_batch(cache: KVCacheManager, requests: Sequence[Request]) -> Callable[[list[int]], object]:
@@ -160,14 +178,24 @@ def main() -> None:
         columns = ("groups", "requests", "native", "+ events", "Python", "+ events", "vLLM", "vLLM, x")
         print(peer_vllm.WHY_NOT or f"beside vLLM {peer_vllm.RELEASE}")
         print_table("One decode step in us: native rows, rows in Python over the native pool", columns, _by_rows())
+        print_table("The same where every new block evicts another", columns[:-2], _by_full_rows())
 
 
-def _by_rows() -> list[tuple[str, ...]]:
+def _by_full_rows() -> list[tuple[str, ...]]:
+    return [row[:-2] for row in _by_rows((1024,), is_full=True)]
+
+
+def _by_rows(counts: Sequence[int] = (1, 256, 1024, 4096), *, is_full: bool = False) -> list[tuple[str, ...]]:
     """Native rows and Python's, over the native pool; and vLLM's manager."""
     rows: list[tuple[str, ...]] = []
     for name in ("1 full", "1 full, 1 window of 128", "1 full, 5 windows of 1,024"):
-        layout: dict[str, Any] = {"groups": LAYOUTS[name], "num_prompt_tokens": 1200 if "window" in name else 32}
-        for num_requests in (1, 256, 1024, 4096):
+        num_prompt_tokens = 1200 if "window" in name else 32
+        layout: dict[str, Any] = {
+            "groups": LAYOUTS[name],
+            "num_prompt_tokens": num_prompt_tokens,
+            "is_full": is_full,
+        }
+        for num_requests in counts:
             ways = [(way, events) for way in (by_batch, by_python_batch) for events in (False, True)]
             seconds = [measure(num_requests, way, events=events, **layout) for way, events in ways]
             figures = [f"{each * 1e6:,.1f}" for each in seconds]

@@ -6,6 +6,7 @@ from typing import Any, Self, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from kvpool.events import BlockStored
 from kvpool.types import BlockHash, BlockId, GroupId
 
 _Row: TypeAlias = bytes | bytearray | memoryview | npt.NDArray[np.uint8]
@@ -141,14 +142,14 @@ class Rows:
         windows: Iterable[tuple[int, int, Iterable[GroupId]]],
         published: Iterable[tuple[GroupId, bool]],
         remainders: Iterable[int],
-        on_stored: Callable[[list[Any]], object] | None,
+        on_stored: Callable[[list[BlockStored]], object] | None,
         on_named: Callable[[list[BlockHash]], object] | None,
         /,
     ) -> Self:
         """`windows`: tokens, sink blocks and groups of each; `published`: the groups that publish, whether as spare.
 
         A row of n tokens may let go of blocks where n % block_size is one of `remainders`. `on_stored` gets what a step
-        stored as `EventLog` notes it; without it no event is told, of what was evicted neither. `on_named` gets the
+        stored, an event for each block; without it no event is told, of what was evicted neither. `on_named` gets the
         names alone.
         """
 
