@@ -240,7 +240,7 @@ class Pool {
  private:
   friend class Dependents;
   friend struct Spoiler;
-  static constexpr size_t kAhead = 16;
+  static constexpr size_t kAhead = 32;
 
   static std::string text(const char* before, int64_t id, const char* after) {
     return before + std::to_string(id) + after;
