@@ -136,3 +136,21 @@ def test_a_view_is_read_only() -> None:
         hashlib.sha256(view)  # asks for a plain row of bytes
     with pytest.raises(TypeError, match="cannot create"):
         _core.View()
+
+
+def test_who_is_told_may_step_again() -> None:
+    told: list[tuple[int, ...]] = []
+
+    def on_stored(events: list[Any]) -> None:
+        told.extend(event.token_ids for event in events)
+        for token in range(SIZE if len(told) < 4 else 0):
+            assert rows.step([10 * len(told) + token], False) is not False
+
+    pool = Native(9, None, 2)
+    rows = make(pool, SIZE, False, [], [(0, False)], [], on_stored, None)
+    rows.add(SIZE, None, [pool.allocate(1), pool.allocate(1)], [])
+    rows.follow(0, [1, 2, 3, 4], bytes(32), None, 0)
+    assert rows.step([9], False) is not False
+    assert told == [(1, 2, 3, 4), (9, 10, 11, 12), (13, 20, 21, 22), (23, 30, 31, 32)]
+    assert np.asarray(rows.lengths()).tolist() == [SIZE + 1 + 3 * SIZE]
+    pool.check()

@@ -6,6 +6,7 @@ from typing import Any, Self, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from kvpool.events import BlockStored
 from kvpool.types import BlockHash, BlockId, GroupId
 
 _Row: TypeAlias = bytes | bytearray | memoryview | npt.NDArray[np.uint8]
@@ -43,6 +44,12 @@ def encode_blocks(blocks: npt.NDArray[np.int32] | npt.NDArray[np.int64]) -> list
 
 def compressions(count: int) -> int:
     """So many SHA-256 compressions, one after the other: what benchmarks measure against."""
+
+def follow(lines: npt.NDArray[np.int32], heads: npt.NDArray[np.int32], steps: int) -> None:
+    """Each head goes on to the line that its line begins with, `steps` times: what benchmarks measure against.
+
+    A line is 16 numbers, 64 bytes. A head waits for its line; several heads wait at the same time.
+    """
 
 class Pool:
     """See `kvpool.core.block_pool.BlockPool`; here is what it does not have."""
@@ -135,14 +142,14 @@ class Rows:
         windows: Iterable[tuple[int, int, Iterable[GroupId]]],
         published: Iterable[tuple[GroupId, bool]],
         remainders: Iterable[int],
-        on_stored: Callable[[list[Any]], object] | None,
+        on_stored: Callable[[list[BlockStored]], object] | None,
         on_named: Callable[[list[BlockHash]], object] | None,
         /,
     ) -> Self:
         """`windows`: tokens, sink blocks and groups of each; `published`: the groups that publish, whether as spare.
 
         A row of n tokens may let go of blocks where n % block_size is one of `remainders`. `on_stored` gets what a step
-        stored as `EventLog` notes it; without it no event is told, of what was evicted neither. `on_named` gets the
+        stored, an event for each block; without it no event is told, of what was evicted neither. `on_named` gets the
         names alone.
         """
 

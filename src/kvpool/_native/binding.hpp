@@ -17,9 +17,10 @@ namespace kvpool {
 // A Python error is set.
 struct Raised {};
 
-// kvpool.errors.UsageError, kvpool.errors.ConfigError.
+// kvpool.errors.UsageError, kvpool.errors.ConfigError, kvpool.events.BlockStored.
 extern PyObject* usage_error;
 extern PyObject* config_error;
+extern PyObject* block_stored;
 extern PyObject* pool_type;
 
 template <class... Values>

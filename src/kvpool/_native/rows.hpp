@@ -70,7 +70,7 @@ struct Outcome {
   std::vector<int32_t> block_ids;  // these, row by row, group by group
   std::vector<Stored> stored;
   std::vector<int64_t> tokens;     // of the blocks that were stored, one after the other
-  std::vector<Dropped> removed;    // by allocation
+  Dropped removed;                 // by allocation
 
   void clear() { grown.clear(), block_ids.clear(), stored.clear(), tokens.clear(), removed.clear(); }
 };

@@ -59,6 +59,7 @@ inline void Rows::serve(bool is_listened_to, Outcome& outcome) {
   blocks_.reserve(size(), num_columns_ + 1, size());
   outcome.grown.reserve(turns_.size());
   outcome.block_ids.reserve(turns_.size() * layout_.num_groups());
+  if (is_listened_to) outcome.removed.reserve_more(turns_.size() * layout_.num_groups());
   if (layout_.is_plain()) {
     extend_at_once(outcome, is_listened_to);
   } else {
@@ -90,7 +91,10 @@ inline bool Rows::prepare(bool is_published, Outcome& outcome, bool is_listened_
   outcome.grown.reserve(count);
   outcome.block_ids.reserve(count * layout_.num_groups());
   outcome.stored.reserve(full_.size());
-  if (is_listened_to) outcome.removed.reserve(count), outcome.tokens.reserve(full_.size() * layout_.block_size);
+  if (is_listened_to) {
+    outcome.removed.reserve_more(count * layout_.num_groups());
+    outcome.tokens.reserve(full_.size() * layout_.block_size);
+  }
   ids_.resize(std::max(full_.size(), count));
   names_.resize(full_.size());
   singles_.resize(full_.size());
@@ -217,11 +221,7 @@ void Rows::for_each_dead(const Row& row, size_t at, const uint32_t* first, const
 }
 
 inline bool Rows::allocate(size_t count, int32_t* taken, Outcome& outcome, bool is_listened_to) {
-  if (!is_listened_to) return pool_.allocate(count, taken, nullptr);
-  Dropped dropped;
-  const bool is_served = pool_.allocate(count, taken, &dropped);
-  if (!dropped.names.empty()) outcome.removed.push_back(std::move(dropped));
-  return is_served;
+  return pool_.allocate(count, taken, is_listened_to ? &outcome.removed : nullptr);
 }
 
 inline void Rows::grow(size_t at, const int32_t* ids) {

@@ -81,12 +81,10 @@ PyObject* make(PyTypeObject* type, PyObject* arguments, PyObject* keywords) {
     read_published(given[4], pool, layout);
     read_remainders(given[5], layout);
     auto rows = std::make_unique<Rows>(pool, std::move(layout));
-    auto outcome = std::make_unique<Outcome>();
     const auto allocate = reinterpret_cast<allocfunc>(PyType_GetSlot(type, Py_tp_alloc));
     Ref self = Ref::made(allocate(type, 0));
     RowsObject& object = rows_object_of(self.get());
     object.rows = rows.release();
-    object.outcome = outcome.release();
     object.pool = Ref::borrowed(given[0]).release();
     object.on_stored = is_given(given[6]) ? Ref::borrowed(given[6]).release() : nullptr;
     object.on_named = is_given(given[7]) ? Ref::borrowed(given[7]).release() : nullptr;

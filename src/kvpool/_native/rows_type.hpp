@@ -10,9 +10,9 @@ struct RowsObject {
   PyObject_HEAD
   Rows* rows;
   PyObject* pool;
-  PyObject* on_stored;  // called with what became findable, as `EventLog` notes it; nullptr: nobody listens
+  PyObject* on_stored;  // called with a BlockStored for each block that became findable; nullptr: nobody listens
   PyObject* on_named;   // called with the names of new full blocks; nullptr: nobody wants them
-  Outcome* outcome;     // of the last step, kept for its memory
+  Outcome* outcome;     // of the last step, kept for its memory; nullptr while somebody is told
 };
 
 inline RowsObject& rows_object_of(PyObject* self) { return *reinterpret_cast<RowsObject*>(self); }

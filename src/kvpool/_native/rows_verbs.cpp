@@ -100,26 +100,51 @@ PyObject* remove(PyObject* self, PyObject* given) {
   });
 }
 
-// What events note of one block that was stored in a group.
-PyObject* noted(PyObject* names, PyObject* parent, PyObject* tokens, uint32_t block_size, unsigned group) {
-  return Py_BuildValue("(OOOII)", names, parent, tokens, unsigned{block_size}, group);
+// A tuple whose items can refer to nobody: the garbage collector need not look at it, as long as events are kept.
+Ref plain(Ref tuple) {
+  PyObject_GC_UnTrack(tuple.get());
+  return tuple;
 }
+
+// What is put together of a BlockStored, and may be changed for the next one.
+class StoredEvent {
+ public:
+  explicit StoredEvent(uint32_t block_size) : fields_(Ref::made(PyList_New(5))), arguments_(Ref::made(PyTuple_New(1))) {
+    PyTuple_SetItem(arguments_.get(), 0, Ref::borrowed(fields_.get()).release());
+    for (Py_ssize_t at = 0; at < 5; at++) set(at, Ref::borrowed(Py_None));
+    set(3, Ref::made(PyLong_FromLong(block_size)));
+  }
+
+  void set(Py_ssize_t at, Ref value) { PyList_SetItem(fields_.get(), at, value.release()); }
+
+  // `tuple.__new__(BlockStored, fields)`, which is what `BlockStored(*fields)` does.
+  Ref made() const {
+    return plain(Ref::made(new_tuple_(reinterpret_cast<PyTypeObject*>(block_stored), arguments_.get(), nullptr)));
+  }
+
+ private:
+  const newfunc new_tuple_ = reinterpret_cast<newfunc>(PyType_GetSlot(&PyTuple_Type, Py_tp_new));
+  Ref fields_, arguments_;
+};
 
 void tell_stored(const RowsObject& object, const Outcome& outcome) {
   const Layout& layout = object.rows->layout();
-  const Ref all = Ref::made(PyList_New(0));
+  const Ref all = Ref::made(PyList_New(outcome.stored.size() * layout.published.size()));
+  Py_ssize_t place = 0;
+  StoredEvent event(layout.block_size);
   const int64_t* token = outcome.tokens.data();
   for (const Stored& stored : outcome.stored) {
-    const Ref tokens = Ref::made(PyTuple_New(layout.block_size));
+    Ref tokens = Ref::made(PyTuple_New(layout.block_size));
     for (uint32_t i = 0; i < layout.block_size; i++)
       PyTuple_SetItem(tokens.get(), i, Ref::made(PyLong_FromLongLong(*token++)).release());
-    const Ref names = Ref::made(PyTuple_New(1));
+    Ref names = Ref::made(PyTuple_New(1));
     PyTuple_SetItem(names.get(), 0, Ref::made(to_python(stored.name)).release());
-    const Ref parent = Ref::made(to_python(stored.parent));
+    event.set(0, plain(std::move(names)));
+    event.set(1, Ref::made(to_python(stored.parent)));
+    event.set(2, plain(std::move(tokens)));
     for (const Published& published : layout.published) {
-      const Ref event =
-          Ref::made(noted(names.get(), parent.get(), tokens.get(), layout.block_size, published.group));
-      if (PyList_Append(all.get(), event.get()) < 0) throw Raised{};
+      event.set(4, Ref::made(PyLong_FromLong(published.group)));
+      PyList_SetItem(all.get(), place++, event.made().release());
     }
   }
   const Ref told = Ref::made(PyObject_CallFunctionObjArgs(object.on_stored, all.get(), nullptr));
@@ -138,8 +163,7 @@ void tell(const RowsObject& object, const Outcome& outcome) {
   if (object.on_named && !outcome.stored.empty()) tell_named(object, outcome);
   if (object.on_stored && !outcome.stored.empty()) tell_stored(object, outcome);
   PyObject* on_removed = object_of(object.pool).on_removed;
-  for (const Dropped& dropped : outcome.removed)
-    if (on_removed) tell_removed(on_removed, dropped);
+  if (on_removed) tell_removed(on_removed, outcome.removed);
 }
 
 // `rows` are a copy, since making a list may collect garbage, and that may run whatever it likes.
@@ -164,19 +188,20 @@ PyObject* answer(const RowsObject& object, const Outcome& outcome, PyObject* req
   return Py_BuildValue("(OOO)", grown.get(), ids.get(), left.get());
 }
 
-// Let `change` the rows, and answer and tell what it did; False where it could not. Who is told may call again: then
-// the outcome is another's.
+// Let `change` the rows, and answer and tell what it did; False where it could not. Who is told may call again, so the
+// outcome is this call's own meanwhile.
 template <class Change>
 PyObject* told(RowsObject& object, PyObject* requests, Change change) {
   if (!PyList_Check(requests)) raise(PyExc_TypeError, "the requests are a list, not %R", requests);
   if (static_cast<size_t>(PyList_Size(requests)) != object.rows->size())
     raise(PyExc_ValueError, "%zd requests for %zd rows", PyList_Size(requests),
           static_cast<Py_ssize_t>(object.rows->size()));
-  Outcome own;
-  Outcome& outcome = object.on_stored || object.on_named ? own : *object.outcome;
-  if (!change(outcome)) return PyBool_FromLong(0);
-  Ref given = Ref::made(answer(object, outcome, requests));
-  tell(object, outcome);
+  std::unique_ptr<Outcome> outcome(std::exchange(object.outcome, nullptr));
+  if (!outcome) outcome = std::make_unique<Outcome>();
+  const bool is_done = change(*outcome);
+  Ref given = Ref::made(is_done ? answer(object, *outcome, requests) : PyBool_FromLong(0));
+  if (is_done) tell(object, *outcome);
+  if (!object.outcome) object.outcome = outcome.release();
   return given.release();
 }
 

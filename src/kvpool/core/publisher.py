@@ -15,7 +15,7 @@ from kvpool.core.hashing import BlockHasher
 from kvpool.core.hit import FirstBlocks, HitEnd
 from kvpool.core.publication import Publication, Rank, Run
 from kvpool.core.request import RequestLike
-from kvpool.events import EventLog, Stored
+from kvpool.events import BlockStored, EventLog
 from kvpool.types import NULL_BLOCK, BlockHash, BlockId, GroupId
 
 
@@ -95,7 +95,7 @@ class Publisher:
         return max(self._num_sink_tokens, table.num_outside, table.boundaries[-1] if table.boundaries else 1)
 
     @property
-    def on_stored(self) -> Callable[[list[Stored]], None] | None:
+    def on_stored(self) -> Callable[[list[BlockStored]], None] | None:
         """Whom others that publish in its place tell what they stored; None: nobody listens."""
         return self._events.stored_all if self._events is not None else None
 
@@ -125,10 +125,17 @@ class Publisher:
         for table in tables:
             table.num_committed = table.last_stop = table.num_computed
         if self._events is not None:
-            for request, at, name, parent in zip(requests, places, names, parents, strict=True):
-                tokens = tuple(request.token_ids[at * size : (at + 1) * size])
-                for group_id, _ in self.steady:
-                    self._events.stored((name,), parent, tokens, size, group_id)
+            tokens = [
+                tuple(request.token_ids[at * size : (at + 1) * size])
+                for request, at in zip(requests, places, strict=True)
+            ]
+            self._events.stored_all(
+                [
+                    BlockStored((name,), parent, own, size, group_id)
+                    for name, parent, own in zip(names, parents, tokens, strict=True)
+                    for group_id, _ in self.steady
+                ]
+            )
         return len(names) * len(self.steady)
 
     def _publish_plain(

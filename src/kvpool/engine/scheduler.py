@@ -11,7 +11,7 @@ the queue, and is computed again from whatever the cache still holds then. Nobod
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 from kvpool.core.block_table import BlockTable
 from kvpool.core.hit import Hit
@@ -225,7 +225,8 @@ class Scheduler:
                     f"request {request.request_id!r} has {start + count} of {request.num_tokens} tokens computed: "
                     f"{token_id} is no answer to that"
                 )
-        require_token_ids([token_id for token_id in token_ids if token_id is not None])
+        require_token_ids([token_id for token_id in token_ids[first:] if token_id is not None])
+        require_token_ids(cast(Sequence[int], token_ids[:first]))
 
     def reset_prefix_cache(self, *, preempt_running: bool = False) -> bool:
         """Forget all cached content. False, and nothing changes, while requests run, unless these are preempted.
@@ -338,13 +339,11 @@ class Scheduler:
 
     def _tokens_of_decoding(self, batch: Batch, token_ids: Sequence[int | None]) -> list[int]:
         """The tokens of the requests that still decode, in order of their rows."""
-        given = list(zip(batch.requests[: batch.num_decoding], token_ids, strict=False))
-        if len(given) != len(self.decoding):
-            still = set(self.decoding.requests)
-            given = [(request, token_id) for request, token_id in given if request in still]
-        next_ids = [token_id for _, token_id in given if token_id is not None]
-        assert len(next_ids) == len(given), "a request decodes and got no token"
-        return next_ids
+        next_ids = cast(list[int], list(token_ids[: batch.num_decoding]))
+        if len(next_ids) == len(self.decoding):
+            return next_ids
+        still = set(self.decoding.requests)
+        return [token_id for request, token_id in zip(batch.requests, next_ids, strict=False) if request in still]
 
     def _end_decoding(self, next_ids: list[int]) -> list[RequestLike]:
         """Those that got their last token leave, and their tokens are taken out of `next_ids`."""

@@ -3,6 +3,7 @@
 Knows nothing of: blocks, how its attention and its cache are replaced.
 """
 
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ try:
     from safetensors import SafetensorError
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    from transformers.utils.logging import disable_progress_bar
 except ImportError as error:
     raise MissingExtraError(error.name or "torch", "engine") from error
 
@@ -102,6 +104,8 @@ def _device(name: str) -> Any:
 
 
 def _weights(folder: Path, config: Any, dtype: str) -> PreTrainedModel:
+    if not sys.stderr.isatty():
+        disable_progress_bar()
     try:
         model, found = AutoModelForCausalLM.from_pretrained(
             folder,
