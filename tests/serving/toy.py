@@ -140,7 +140,7 @@ class FailingWorker:
             return self._inner.execute(step)
         if isinstance(error, WorkerDied):
             self._inner.forget()
-        raise error
+        raise type(error)(*error.args)  # a new one: this one would keep all that led to it
 
 
 class ByteTokenizer:
