@@ -23,6 +23,16 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
     return module
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """With -v: how far from the truth logits were."""
+    if not _IS_THERE or terminalreporter.verbosity < 0:
+        return
+    from tests.runner import stock
+
+    for name, (delta, allowed) in stock.largest.items():
+        terminalreporter.write_line(f"{name}: logits off by {delta:.1e} at most, {allowed:.1e} allowed there")
+
+
 @pytest.fixture(autouse=True, scope="session")
 def one_thread() -> Iterator[None]:
     """Small models are faster so, and always equally exact."""

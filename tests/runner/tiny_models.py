@@ -169,11 +169,17 @@ def tiny(name: str) -> Tiny:
 
 
 def of_config(name: str, config: Any) -> Tiny:
+    """Random weights."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         stock = AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32).eval()
+    return of_model(name, stock)
+
+
+def of_model(name: str, stock: Any) -> Tiny:
+    """The copy has the same weights, not others that are equal."""
     stock.generation_config.eos_token_id = None
-    return Tiny(name, stock, deepcopy(stock))
+    return Tiny(name, stock, deepcopy(stock, {id(weight): weight for weight in stock.parameters()}))
 
 
 def layout_of(model: Any, block_size: int, kv_dtype: str = "auto") -> Layout:
