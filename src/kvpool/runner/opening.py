@@ -6,14 +6,19 @@ from math import ceil
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from kvpool.engine.step_input import StepInput
+from kvpool.errors import MissingExtraError
 from kvpool.plan.layout import Layout
 from kvpool.runner.loading import load
 from kvpool.runner.memory import memory_of, peak_bytes
 from kvpool.runner.startup import CacheSettings, Start, start
 from kvpool.runner.torch_worker import TorchWorker
+
+try:
+    import torch
+except ImportError as error:
+    raise MissingExtraError("torch", "engine") from error
 
 KV_DTYPES: Mapping[str, torch.dtype | None] = {
     "auto": None,
