@@ -2,9 +2,9 @@
 
 SmolLM2 (the demo model), fp32, one torch thread, greedy. *First token*: of a prompt of 1,032 tokens, cold and with
 1,000 of them cached; transformers keeps a cache and crops it. *Shared*: 16 requests, a prefix of 1,000 tokens, tails of
-32, 32 outputs; beside a static batch, by hand: the prefix once, its cache repeated, the tails as one batch. *Unrelated*:
+32, 32 outputs; beside a static batch, by hand: the prefix once, its cache repeated, the tails as a batch. *Unrelated*:
 16 prompts of 256 tokens, 32 outputs; beside a static batch. With `--continuous` both beside transformers' continuous
-batching, in minutes.
+batching, which takes minutes.
 
 Seconds are those of the processor, which neighbours on the machine change less; those of the clock stand behind. The
 outputs of all ways must agree; where they part, the two likeliest logits must be closer than 1e-3.

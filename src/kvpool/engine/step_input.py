@@ -143,7 +143,7 @@ class StepBuilder:
     def _sampling_of(self, batch: Batch, last: Ints) -> SamplingRows | None:
         """`last` is the position of each row's last token."""
         if batch.requests != self._sampled or len(batch) > batch.num_decoding:
-            self._sampled = list(batch.requests)
+            self._sampled = list(batch.requests) if len(batch) == batch.num_decoding else []
             ways = self._ways.of(batch)
             self._sampling = None if ways["is_greedy"].all() else _sampling_rows(batch, ways)
             self._num_prompt_tokens = ways["num_prompt_tokens"]

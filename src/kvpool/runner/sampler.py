@@ -22,7 +22,7 @@ def sample(logits: torch.Tensor, rows: Sequence[int], sampling: SamplingRows | N
     if not bool((temperature > 0).any()):
         return likeliest
     chances = torch.softmax(logits / temperature.clamp(min=1e-6)[:, None], -1)
-    chances, tokens = chances.sort(-1, descending=True, stable=True)
+    chances, tokens = chances.sort(dim=-1, descending=True, stable=True)
     below = chances.cumsum(-1) - chances
     top_p = torch.from_numpy(sampling.top_p[rows]).to(logits.device)[:, None]
     top_k = torch.from_numpy(sampling.top_k[rows]).to(logits.device)[:, None]

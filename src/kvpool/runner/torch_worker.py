@@ -76,7 +76,8 @@ class TorchWorker:
             logits[chunk.row] = own[-1]
             if len(places) == chunk.count and step.sampling is not None:
                 first = int(step.counts[: chunk.row].sum())
-                targets = step.sampling.targets[first : first + step.counts[chunk.row]][-chunk.count :].tolist()
+                first += chunk.start - int(step.positions[first])
+                targets = step.sampling.targets[first : first + chunk.count].tolist()
                 rows = [(row, target) for row, target in zip(own, targets, strict=True) if target >= 0]
                 if rows:
                     top = int(step.sampling.num_prompt_logprobs[chunk.row])
