@@ -64,12 +64,13 @@ def running(
         cache.take_events()
         requests.append(request)
     if is_full:
-        fill(cache, rng)
+        fill(cache)
     return cache, requests
 
 
-def fill(cache: KVCacheManager, rng: random.Random) -> None:
+def fill(cache: KVCacheManager) -> None:
     """Every free block carries the name of a request that has ended."""
+    rng = random.Random(4)
     ended: list[Request] = []
     while cache.num_free_blocks >= len(cache.groups):
         request = Request(f"ended {len(ended)}", [rng.randrange(VOCABULARY) for _ in range(16)])

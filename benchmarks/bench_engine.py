@@ -2,9 +2,9 @@
 
 SmolLM2 (the demo model), fp32, one torch thread, greedy. *First token*: of a prompt of 1,032 tokens, cold and with
 1,000 of them cached; transformers keeps a cache and crops it. *Shared*: 16 requests, a prefix of 1,000 tokens, tails of
-32, 32 outputs; beside a static batch, by hand: the prefix once, its cache repeated, the tails as one batch. *Unrelated*:
+32, 32 outputs; beside a static batch, by hand: the prefix once, its cache repeated, the tails as a batch. *Unrelated*:
 16 prompts of 256 tokens, 32 outputs; beside a static batch. With `--continuous` both beside transformers' continuous
-batching, in minutes.
+batching, which takes minutes.
 
 Seconds are those of the processor, which neighbours on the machine change less; those of the clock stand behind. The
 outputs of all ways must agree; where they part, the two likeliest logits must be closer than 1e-3.
@@ -14,6 +14,7 @@ import argparse
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 from statistics import median
 from time import perf_counter, process_time
@@ -61,14 +62,17 @@ class Stock:
     def __init__(self) -> None:
         self.model: Any = load("demo").model
 
-    @torch.inference_mode()
     def prefill(self, prompts: Sequence[Sequence[int]], cache: DynamicCache) -> torch.Tensor:
         """The last logits of each; prompts of one length."""
-        logits: torch.Tensor = self.model(torch.tensor(prompts), cache=cache, logits_to_keep=1).logits[:, -1]
+        with torch.inference_mode():
+            logits: torch.Tensor = self.model(torch.tensor(prompts), cache=cache, logits_to_keep=1).logits[:, -1]
         return logits
 
-    def batch(self, prompts: Sequence[Sequence[int]], cache: DynamicCache, num_outputs: int = NUM_OUTPUTS) -> Outputs:
+    def batch(
+        self, prompts: Sequence[Sequence[int]], cache: DynamicCache | None = None, num_outputs: int = NUM_OUTPUTS
+    ) -> Outputs:
         """A static batch that goes on from what is cached."""
+        cache = DynamicCache() if cache is None else cache
         tokens = [self.prefill(prompts, cache).argmax(-1)]
         while len(tokens) < num_outputs:
             tokens.append(self.prefill(tokens[-1][:, None].tolist(), cache).argmax(-1))
@@ -104,21 +108,21 @@ class Stock:
 
 
 def first_token(demo: Demo, stock: Stock, repeats: int) -> list[tuple[str, ...]]:
-    rng, engine, cache = Random(1), demo.engine(), DynamicCache()
+    rng, engine = Random(1), demo.engine()
     ways = {name: Timed() for name in ("cold", "warm", "stock, cold", "stock, warm")}
     answers(engine, [demo.tokens(rng, 64)], 2)
     for _ in range(repeats):
         prefix = demo.tokens(rng, PREFIX)
         first, second = ([prefix + demo.tokens(rng, TAIL)] for _ in range(2))
-        ways["cold"].run(lambda first=first: answers(engine, first, 1))
-        ways["warm"].run(lambda second=second: answers(engine, second, 1))
+        ways["cold"].run(partial(answers, engine, first, 1))
+        ways["warm"].run(partial(answers, engine, second, 1))
         cache = DynamicCache()
-        ways["stock, cold"].run(lambda first=first, cache=cache: stock.batch(first, cache, 1))
+        ways["stock, cold"].run(partial(stock.batch, first, cache, 1))
         cache.crop(-TAIL)
-        ways["stock, warm"].run(lambda second=second, cache=cache: stock.batch([second[0][PREFIX:]], cache, 1))
+        ways["stock, warm"].run(partial(stock.batch, [second[0][PREFIX:]], cache, 1))
         stock.require_same(first, ways["cold"].outputs, ways["stock, cold"].outputs)
         stock.require_same(second, ways["warm"].outputs, ways["stock, warm"].outputs)
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for who, cold, warm in (("kvpool", "cold", "warm"), ("a kept cache", "stock, cold", "stock, warm")):
         ratio = ways[cold].cpu_s / ways[warm].cpu_s
         rows.append((who, ways[cold].text, ways[warm].text, f"{ratio:.1f}"))
@@ -136,9 +140,7 @@ def batches(demo: Demo, stock: Stock, repeats: int, *, is_shared: bool, continuo
     for _ in range(repeats):
         engine.scheduler.reset_prefix_cache()
         ways["kvpool"].run(lambda: answers(engine, prompts, NUM_OUTPUTS))
-        ways["static batch"].run(
-            lambda: stock.on_repeated(prefix, tails) if is_shared else stock.batch(tails, DynamicCache())
-        )
+        ways["static batch"].run(lambda: stock.on_repeated(prefix, tails) if is_shared else stock.batch(tails))
     if continuous:
         ways["continuous batching"] = Timed()
         ways["continuous batching"].run(lambda: stock.continuous(prompts))
@@ -158,7 +160,7 @@ def main() -> None:
     demo, stock = open_demo(), Stock()
     columns: tuple[str, ...] = ("", "cold, s", "1,000 cached, s", "ratio")
     print_table("First token of 1,032", columns, first_token(demo, stock, options.repeats))
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for is_shared in (True, False):
         rows += batches(demo, stock, options.repeats, is_shared=is_shared, continuous=options.continuous)
     print_table("16 requests, 32 outputs each", ("workload", "way", "whole run, s", "x kvpool"), rows)

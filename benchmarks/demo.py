@@ -18,6 +18,7 @@ from kvpool.plan.layout import Layout
 from kvpool.plan.model import named
 from kvpool.runner.loading import LoadedModel, load
 from kvpool.runner.opening import KV_DTYPES
+from kvpool.runner.packing import pack
 from kvpool.runner.torch_worker import TorchWorker
 
 LOW_ID = 100
@@ -56,7 +57,9 @@ class Demo:
 
 def open_demo() -> Demo:
     torch.set_num_threads(1)
-    return Demo(load("demo"))
+    loaded = load("demo")
+    pack(loaded.model)
+    return Demo(loaded)
 
 
 def answers(engine: Engine, prompts: Sequence[Sequence[int]], num_outputs: int) -> list[list[int]]:

@@ -94,3 +94,17 @@ def test_keys_come_from_both_places() -> None:
     assert serve.api_keys([], "") == ()
     with pytest.raises(ConfigError, match="empty"):
         serve.api_keys([""], "")
+
+
+@pytest.mark.parametrize("library", ["starlette", "uvicorn", "prometheus_client"])
+def test_a_missing_library_is_told_with_the_way_to_get_it(library: str) -> None:
+    program = (
+        f"import sys; sys.modules[{library!r}] = None; from kvpool.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, "serve", "--model", "x"], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 2
+    assert "pip install 'kvpool[serve]'" in done.stderr
+    others = subprocess.run([sys.executable, "-c", program, "size", "--help"], capture_output=True, timeout=120)
+    assert others.returncode == 0

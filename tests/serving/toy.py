@@ -1,7 +1,7 @@
 """A worker without a model, whose text shows what was kept where, and a tokenizer of bytes."""
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -128,19 +128,19 @@ class HeldWorker:
 class FailingWorker:
     """Raises what it is given for the steps of these numbers, counted from 1; a dead worker forgets everything."""
 
-    def __init__(self, inner: ToyWorker, failures: Mapping[int, Exception]) -> None:
+    def __init__(self, inner: ToyWorker, failures: dict[int, Exception]) -> None:
         self._inner = inner
         self._failures = failures
         self.num_steps = 0
 
     def execute(self, step: StepInput) -> StepAnswer:
         self.num_steps += 1
-        error = self._failures.get(self.num_steps)
+        error = self._failures.pop(self.num_steps, None)
         if error is None:
             return self._inner.execute(step)
         if isinstance(error, WorkerDied):
             self._inner.forget()
-        raise error
+        raise type(error)(*error.args)  # a new one: this one would keep all that led to it
 
 
 class ByteTokenizer:

@@ -30,7 +30,7 @@ PyObject* allocate(PyObject* self, PyObject* given) {
     pool.allocate(count, taken.data(), listener.dropped());
     Ref list;
     try {
-      list = Ref(list_of(taken.data(), count));
+      list = Ref(list_of(taken));
     } catch (const Raised&) {
       pool.free({taken.data(), count}, Runs::kOne);  // nobody would know of them
       throw;
@@ -220,7 +220,7 @@ std::vector<uint32_t> dependents_of(const Pool& pool, PyObject* const* given, Py
 PyObject* find_dependents(PyObject* self, PyObject* const* given, Py_ssize_t count) {
   return guarded([&] {
     const std::vector<uint32_t> blocks = dependents_of(pool_of(self), given, count, false);
-    return list_of(reinterpret_cast<const int32_t*>(blocks.data()), blocks.size());
+    return list_of({blocks.begin(), blocks.end()});
   });
 }
 

@@ -7,6 +7,7 @@ namespace kvpool {
 inline void Rows::remove(const std::vector<uint8_t>& is_gone) {
   const size_t num_windows = layout_.windows.size(), count = size();
   size_t to = 0, num_settled = 0, num_unserved = 0;
+  num_told_ = 0;
   num_columns_ = 0;
   auto next = unserved_.begin();
   for (size_t at = 0; at < count; at++) {
@@ -15,6 +16,7 @@ inline void Rows::remove(const std::vector<uint8_t>& is_gone) {
     if (is_gone[at]) continue;
     num_columns_ = std::max(num_columns_, rows_[at].num_blocks);
     num_settled += at < num_settled_;
+    num_told_ += told_[at];
     if (is_unserved) unserved_[num_unserved++] = static_cast<uint32_t>(to);
     if (to != at) {
       const uint32_t cells = std::max(rows_[at].num_blocks, rows_[to].num_blocks);
@@ -22,6 +24,7 @@ inline void Rows::remove(const std::vector<uint8_t>& is_gone) {
       rows_[to] = std::move(rows_[at]);
       lengths_[to] = lengths_[at];
       fills_[to] = fills_[at];
+      told_[to] = told_[at];
       recent_[to].swap(recent_[at]);
       for (size_t w = 0; w < num_windows; w++) first_held_[to * num_windows + w] = first_held_[at * num_windows + w];
       // The place is free again; what moves there later must find out how much of it is in use.
@@ -32,6 +35,7 @@ inline void Rows::remove(const std::vector<uint8_t>& is_gone) {
   for (size_t at = to; at < count; at++) blocks_.clear(at, blocks_.columns());
   rows_.resize(to);
   fills_.resize(to);
+  told_.resize(to);
   recent_.resize(to);
   first_held_.resize(to * num_windows);
   unserved_.resize(num_unserved);

@@ -23,11 +23,9 @@ _NAME = re.compile(r"[A-Za-z0-9._-]+")
 _FOR_DEVELOPERS = {"test"}
 
 
-def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Register `kvpool doctor`."""
-    parser = commands.add_parser(
-        "doctor", help="what is installed here", description="What is installed here, and whether it is sound."
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """What can be said of it."""
+    parser.description = "What is installed here, and whether it is sound."
     parser.set_defaults(run=_run)
 
 

@@ -8,18 +8,21 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from importlib.metadata import version
 from typing import NoReturn
 
-from kvpool.cli import doctor
 from kvpool.errors import KVPoolError, MissingExtraError
 
-try:
-    from kvpool.cli import replay, serve, size
-except MissingExtraError as error:
-    missing: MissingExtraError | None = error
-else:
-    missing = None
+COMMANDS = {
+    "size": "how much of a model's cache fits: blocks, tokens, requests",
+    "replay": "a trace or a workload through the cache: what hit rate, at what size",
+    "serve": "a model behind OpenAI's HTTP interface",
+    "chat": "a chat with a model or a server in this terminal",
+    "bench": "load on one server or two: how soon, how fast, how much from the cache",
+    "doctor": "what is installed here",
+}
+"""Each is a module beside this one, imported when its command is asked for: what one needs the others may lack."""
 
 USER_MISTAKE = 2
 INTERRUPTED = 130
@@ -32,29 +35,29 @@ class _Parser(argparse.ArgumentParser):
         self.exit(USER_MISTAKE, f"{self.prog}: {message} (see {self.prog} --help)\n")
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(asked: str | None) -> argparse.ArgumentParser:
+    """Knows all commands by name, and the options of the one that is asked for."""
     parser: argparse.ArgumentParser = _Parser(prog="kvpool", description="The KV cache manager for LLM serving.")
     parser.add_argument("--version", action="version", version=f"kvpool {version('kvpool')}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    if missing is None:
-        replay.add_command(commands)
-        size.add_command(commands)
-        serve.add_command(commands)
-    doctor.add_command(commands)
+    for name, about in COMMANDS.items():
+        command = commands.add_parser(name, help=about)
+        if name == asked:
+            import_module(f"kvpool.cli.{name}").add_options(command)
     return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit code."""
     given = sys.argv[1:] if arguments is None else arguments
-    if missing is not None and given[:1] != ["doctor"]:
-        return _mistake(f"the command line needs more than the core: {missing} (kvpool doctor tells what is here)")
     if sys.stdout is None:
         return _mistake("standard output is closed, and results go there")
-    options = _parser().parse_args(given)
     try:
+        options = _parser(next(iter(given), None)).parse_args(given)
         answer: int = options.run(options)
         sys.stdout.flush()
+    except MissingExtraError as error:
+        return _mistake(f"{error} (kvpool doctor tells what is here)")
     except KVPoolError as error:
         return _mistake(str(error))
     except MemoryError:

@@ -83,3 +83,21 @@ def stages(text: str) -> int | tuple[int, ...]:
     """How many pipeline stages, or how many layers each has."""
     parts = tuple(count(part) for part in text.split(","))
     return parts[0] if len(parts) == 1 else parts
+
+
+def port(text: str) -> int:
+    """0 to 65535."""
+    if not text.isdigit() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is no port: 0 to 65535")
+    return int(text)
+
+
+def seconds(text: str) -> float:
+    """A time: more than 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is no time in seconds: more than 0")
+    return value

@@ -15,6 +15,7 @@ from kvpool.cli.configs import read_description
 from kvpool.cli.layers import HOW, read_groups
 from kvpool.cli.progress import progress_bar
 from kvpool.cli.replay_tables import print_report, print_sweep
+from kvpool.cli.traffic import add_traffic_options, traffic
 from kvpool.core.publication import DEFAULT_PUBLICATION, SETTINGS, Setting
 from kvpool.engine.roofline import ACCELERATORS, MODELS, StepTime, roofline
 from kvpool.engine.scheduler import SchedulerConfig
@@ -22,12 +23,9 @@ from kvpool.errors import ConfigError, MissingExtraError
 from kvpool.plan.deployment import Deployment
 from kvpool.plan.kinds import FullAttention
 from kvpool.plan.memory import Plan, plan_memory
-from kvpool.replay.chat import load_tokenizer
-from kvpool.replay.readers import open_trace
 from kvpool.replay.report import ReplayReport
 from kvpool.replay.settings import ReplaySettings, Source
 from kvpool.replay.simulator import Job, replay, replay_many
-from kvpool.replay.workload import ARRIVALS, KINDS, Workload
 
 GIB = MOST_GIB = 2**30
 
@@ -50,14 +48,13 @@ SWEPT: dict[str, Callable[[str], Any]] = {
 }
 
 
-def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = commands.add_parser(
-        "replay",
-        help="a trace or a workload through the cache: what hit rate, at what size",
-        description="Replay a trace, or a generated workload, through the cache and report what it hits.",
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """What can be said of it."""
+    parser.description = "Replay a trace, or a generated workload, through the cache and report what it hits."
     parser.set_defaults(run=run)
-    _add_source(parser)
+    add_traffic_options(parser).add_argument(
+        "--requests", type=int, default=2000, metavar="N", help="of the workload (default: %(default)s)"
+    )
     _add_size(parser)
     _add_engine(parser)
     many = parser.add_argument_group("many runs")
@@ -67,33 +64,6 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     many.add_argument("--workers", type=int, metavar="N", help="processes for a sweep (default: one a core)")
     many.add_argument("--dask", metavar="ADDRESS", help="run a sweep on an existing Dask cluster")
     parser.add_argument("--json", action="store_true", help="one JSON object a run on standard output, nothing else")
-
-
-def _add_source(parser: argparse.ArgumentParser) -> None:
-    source = parser.add_argument_group("what is replayed")
-    source.add_argument(
-        "trace", nargs="?", metavar="TRACE", help="a trace file, plain or gzip; its format is found by looking"
-    )
-    source.add_argument("--workload", choices=KINDS, help="generate traffic instead")
-    source.add_argument(
-        "--requests", type=int, default=2000, metavar="N", help="of the workload (default: %(default)s)"
-    )
-    source.add_argument("--rate", type=float, default=2.0, metavar="R", help="sessions a second (default: %(default)s)")
-    source.add_argument(
-        "--arrivals", choices=ARRIVALS, default="poisson", help="of the workload (default: %(default)s)"
-    )
-    source.add_argument("--seed", type=int, default=0, help="of the workload (default: %(default)s)")
-    source.add_argument(
-        "--skip-bad", action="store_true", help="count bad lines of the trace instead of stopping at the first"
-    )
-    source.add_argument("--tokenizer", metavar="FOLDER", help="for chat traces: a Hugging Face tokenizer")
-    source.add_argument(
-        "--session-gap",
-        type=float,
-        default=60.0,
-        metavar="S",
-        help="between starts of agent sessions (default: %(default)s)",
-    )
 
 
 def _add_size(parser: argparse.ArgumentParser) -> None:
@@ -203,19 +173,8 @@ def _job(options: argparse.Namespace, point: dict[str, Any]) -> Job:
     options = argparse.Namespace(**(vars(options) | point))
     if "num_blocks" in point:
         options.kv_gib = None
-    source = _source(options)
+    source = traffic(options)
     return Job(source, _settings(options, source))
-
-
-def _source(options: argparse.Namespace) -> Source:
-    if (options.trace is None) == (options.workload is None):
-        raise ConfigError("give one of the two: a TRACE file, or --workload NAME for generated traffic")
-    if options.workload is not None:
-        return Workload(options.workload, options.seed, options.requests, options.rate, options.arrivals)
-    # transformers would print a line about absent models, which a tokenizer does not need.
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
-    tokenizer = load_tokenizer(options.tokenizer) if options.tokenizer else None
-    return open_trace(options.trace, skip_bad=options.skip_bad, tokenizer=tokenizer, session_gap_s=options.session_gap)
 
 
 def _settings(options: argparse.Namespace, source: Source) -> ReplaySettings:

@@ -26,12 +26,11 @@ RANKS = (1, 2, 4, 8, 16)
 """What `--users` tries where no device is named."""
 
 
-def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = commands.add_parser(
-        "size",
-        help="how much fits: blocks, tokens, requests, from a config.json and a device",
-        description="How many blocks, tokens and requests fit, from a model's config.json and a device or its memory. "
-        "Lists (MODEL…, --device, --kv-dtype, --max-model-len) give a table.",
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """What can be said of it."""
+    parser.description = (
+        "How many blocks, tokens and requests fit, from a model's config.json and a device or its memory. "
+        "Lists (MODEL…, --device, --kv-dtype, --max-model-len) give a table."
     )
     parser.set_defaults(run=run)
     parser.add_argument(

@@ -16,7 +16,7 @@ from typing import TypeAlias, cast
 from kvpool.core.block_table import BlockTable
 from kvpool.core.hit import Hit
 from kvpool.core.manager import KVCacheManager
-from kvpool.core.request import RequestLike, require_token_ids
+from kvpool.core.request import RequestLike, plain_ids
 from kvpool.engine.batch import Batch
 from kvpool.errors import ConfigError, RefusedError, UsageError
 from kvpool.types import BlockId, RequestId
@@ -196,7 +196,7 @@ class Scheduler:
         UsageError, and nothing changes, when this is not the batch scheduled last or was committed before, or unless
         there is a token for each request whose tokens are all computed, and None for every other.
         """
-        self._validate(batch, token_ids)
+        token_ids = self._validated(batch, token_ids)
         self._scheduled = None
         next_ids = self._tokens_of_decoding(batch, token_ids)
         ended = self._end_decoding(next_ids)
@@ -207,7 +207,8 @@ class Scheduler:
             self.cache.join(self.decoding, request)
         return ended
 
-    def _validate(self, batch: Batch, token_ids: Sequence[int | None]) -> None:
+    def _validated(self, batch: Batch, token_ids: Sequence[int | None]) -> list[int | None]:
+        """The tokens as plain numbers. UsageError unless they are an answer to the batch."""
         if batch is not self._scheduled:
             raise UsageError("the batch to commit is not the one scheduled last, or was committed already")
         if len(token_ids) != len(batch):
@@ -225,8 +226,10 @@ class Scheduler:
                     f"request {request.request_id!r} has {start + count} of {request.num_tokens} tokens computed: "
                     f"{token_id} is no answer to that"
                 )
-        require_token_ids([token_id for token_id in token_ids[first:] if token_id is not None])
-        require_token_ids(cast(Sequence[int], token_ids[:first]))
+        sampled = plain_ids([token_id for token_id in token_ids[first:] if token_id is not None])
+        rest = iter(sampled)
+        of_chunks = [None if token_id is None else next(rest) for token_id in token_ids[first:]]
+        return [*plain_ids(cast(Sequence[int], token_ids[:first])), *of_chunks]
 
     def reset_prefix_cache(self, *, preempt_running: bool = False) -> bool:
         """Forget all cached content. False, and nothing changes, while requests run, unless these are preempted.

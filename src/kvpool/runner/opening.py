@@ -6,14 +6,20 @@ from math import ceil
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from kvpool.engine.step_input import StepInput
+from kvpool.errors import MissingExtraError
 from kvpool.plan.layout import Layout
 from kvpool.runner.loading import load
 from kvpool.runner.memory import memory_of, peak_bytes
+from kvpool.runner.packing import pack
 from kvpool.runner.startup import CacheSettings, Start, start
 from kvpool.runner.torch_worker import TorchWorker
+
+try:
+    import torch
+except ImportError as error:
+    raise MissingExtraError("torch", "engine") from error
 
 KV_DTYPES: Mapping[str, torch.dtype | None] = {
     "auto": None,
@@ -55,6 +61,7 @@ class Opening:
             torch.set_num_threads(self.num_threads)
         memory = memory_of(self.device)
         loaded = load(self.model, dtype=self.dtype, device=self.device, allow_download=self.allow_download)
+        pack(loaded.model)
         kv_dtype = KV_DTYPES.get(self.settings.kv_dtype)
 
         def peak(layout: Layout, num_tokens: int) -> int:

@@ -1,0 +1,64 @@
+"""A model that is computed here, from the options that a command line has, and servers of it."""
+
+import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from kvpool.engine.scheduler import SchedulerConfig
+from kvpool.runner.opening import Opened, Opening
+from kvpool.runner.startup import CacheSettings
+from kvpool.serving.app import ServerConfig
+from kvpool.serving.async_engine import AsyncEngine
+from kvpool.serving.engine_loop import EngineLoop
+from kvpool.serving.local import serving_here
+from kvpool.serving.opening import open_model
+from kvpool.serving.served_model import ServedModel
+from kvpool.serving.server import Server
+
+__all__ = ["ServerConfig", "opened_model", "server_of", "serving_here"]
+
+
+@contextmanager
+def opened_model(options: argparse.Namespace) -> Iterator[tuple[ServedModel, Opened]]:
+    """The model that the options say, until the end of the block."""
+    model, opened = open_model(_opening(options), in_process=options.in_process)
+    try:
+        yield model, opened
+    finally:
+        model.close()
+
+
+def server_of(
+    model: ServedModel,
+    options: argparse.Namespace,
+    config: ServerConfig,
+    *,
+    max_waiting: int = 1024,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+) -> Server:
+    """A server of a model, not started yet."""
+    steps = SchedulerConfig(options.max_num_batched_tokens, options.max_num_seqs, waits_for_prefix=True)
+    most = options.max_model_len or model.max_model_len
+    engine = AsyncEngine(EngineLoop(model.cache, model.worker, steps), max_model_len=most, max_waiting=max_waiting)
+    return Server(engine, model.tokenizer, config, host=host, port=port)
+
+
+def _opening(options: argparse.Namespace) -> Opening:
+    settings = CacheSettings(
+        options.kv_dtype,
+        options.block_size,
+        options.max_model_len,
+        options.max_num_batched_tokens,
+        options.kv_gib,
+        options.utilization,
+    )
+    return Opening(
+        options.model,
+        options.dtype,
+        options.device,
+        options.threads,
+        options.allow_download,
+        settings,
+        options.max_num_seqs,
+    )

@@ -1,0 +1,42 @@
+"""Options of a model that is computed here.
+
+Knows nothing of: models. What computes one takes seconds to import, and help and clients do without it.
+"""
+
+import argparse
+from importlib import import_module
+from typing import Any
+
+from kvpool.cli.numbers import count, gib, length
+
+HOW = "a local folder in Hugging Face form, or demo"
+
+
+def add_model_options(parser: argparse.ArgumentParser) -> None:
+    """All but --model, which commands explain in their own words."""
+    model = parser.add_argument_group("the model")
+    model.add_argument("--device", default="cpu", metavar="DEVICE", help="cpu or cuda (cpu)")
+    model.add_argument("--dtype", default="auto", metavar="TYPE", help="of the weights: float32, bfloat16, … (auto)")
+    model.add_argument("--kv-gib", type=_gib, metavar="GIB", help="memory for the cache")
+    model.add_argument("--kv-dtype", default="auto", metavar="TYPE", help="of keys and values: fp8, bfloat16, … (auto)")
+    model.add_argument("--utilization", type=float, metavar="SHARE", help="of the memory that is free, instead")
+    model.add_argument("--threads", type=count, metavar="N", help="of torch, on a CPU")
+    model.add_argument("--allow-download", action="store_true", help="fetch a model from its hub by its name")
+    model.add_argument("--block-size", type=count, default=16, metavar="TOKENS", help="tokens a block (16)")
+    model.add_argument("--max-model-len", type=length, metavar="TOKENS", help="of prompt and outputs of a request")
+    model.add_argument("--in-process", action="store_true", help="compute in this process, not in one of its own")
+    steps = parser.add_argument_group("steps")
+    steps.add_argument("--max-num-seqs", type=count, default=256, metavar="N", help="most running requests (256)")
+    steps.add_argument("--max-num-batched-tokens", type=length, default=2048, metavar="N", help="tokens a step (2048)")
+
+
+def local_model() -> Any:
+    """The module `kvpool.cli.local_model`. MissingExtraError for what is not installed."""
+    return import_module("kvpool.cli.local_model")
+
+
+def _gib(text: str) -> int:
+    first, *others = gib(text)
+    if others:
+        raise argparse.ArgumentTypeError(f"{text!r}: one figure, the model runs on one device")
+    return first
