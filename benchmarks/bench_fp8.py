@@ -1,7 +1,7 @@
 """What does it cost that keys and values are kept in fp8?
 
-The demo's model continues a dozen prompts greedily, with its own KV dtype and with fp8. Beside the tokens that come out:
-the text of its own dtype is given to both, and at every token of the outputs the likeliest one of each is compared.
+The demo's model continues a dozen prompts greedily, with its own KV dtype and with fp8. Beside the tokens that come
+out: the text of its own dtype is given to both, and at every token of the outputs the likeliest one of each is compared.
 """
 
 import torch
@@ -73,7 +73,7 @@ def main() -> None:
     assert loaded.tokenizer is not None
     prompts = [loaded.tokenizer(prompt).input_ids for prompt in PROMPTS]
     whole, half = Served(loaded, "auto"), Served(loaded, "fp8")
-    rows, sums = [], [0, 0]
+    rows, sums = list[tuple[str, ...]](), [0, 0]
     for prompt, own, other in zip(prompts, whole.outputs(prompts), half.outputs(prompts), strict=True):
         same = next((n for n, pair in enumerate(zip(own, other, strict=True)) if pair[0] != pair[1]), NUM_OUTPUTS)
         told = list(zip(whole.told(prompt + own), half.told(prompt + own), strict=True))

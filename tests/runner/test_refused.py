@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.runner.served import Served
+from tests.runner.served import Served, prompt_of
 from tests.runner.tiny_models import CONFIGS, Tiny, layout_of, of_config, tiny
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
@@ -126,6 +126,9 @@ def attend(**keywords: Any) -> None:
 
 class Paged:
     """Stands for a `PagedCache` that computes nothing."""
+
+    def source(self, layer: int | None) -> int | None:
+        return layer
 
     def attend(self, *_: Any) -> torch.Tensor:
         return torch.zeros(1, 3, 2, 4)
