@@ -88,8 +88,8 @@ def test_cancelled_neighbours(model: Tiny, rng: random.Random) -> None:
 
 def test_preempted_for_want_of_room(model: Tiny, rng: random.Random) -> None:
     """A pool with room for one request at its end, for five. Windows and states let go of what they do not need."""
-    served = Served(model, budget=32, num_seqs=5, num_blocks=blocks_for(model, 1, 48))
-    requests = served.run([prompt_of(rng, count) for count in (12, 14, 20, 17)], 28)
+    served = Served(model, budget=32, num_seqs=5, num_blocks=blocks_for(model, 1, 60))
+    requests = served.run([prompt_of(rng, count) for count in (12, 14, 20, 17, 25)], 35)
     assert served.scheduler.num_preemptions > 0 or not served.cache.groups.keep_all
     stock.check(served, requests)
 
