@@ -148,10 +148,10 @@ def test_a_wrong_key_is_told_before(capsys: pytest.CaptureFixture[str]) -> None:
 class Plain(BaseHTTPRequestHandler):
     """Another server: it knows no token ids, and counts nothing."""
 
-    def do_GET(self) -> None:  # noqa: N802
+    def do_GET(self) -> None:
         self._send(200, json.dumps({"data": [{"id": "plain"}]}))
 
-    def do_POST(self) -> None:  # noqa: N802
+    def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
         if self.path != "/v1/completions":
             self._send(404, "no such thing here")
