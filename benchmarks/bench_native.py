@@ -1,9 +1,11 @@
-"""What does the native core give, beside the Python core in the same run?
+"""What does the native core give, beside the Python core, beside vLLM where it is installed, and beside the floor?
 
 Hashing is a ratio to a floor measured here: two SHA-256 compressions a block, which no hasher of these names can do
 without. Block operations are in ns a block, through the verbs that take and give arrays (native) or lists (both). In
-large pools other blocks are asked for every time, so that the floor there is the latency of memory. Medians. `--blocks`
-sets the sizes of the pools; the Python pool is left out where it would have more than 1 million.
+large pools arrays ask for other blocks every time, and the floor is memory: one random read a block, of a place in as
+many bytes as the pool has. Where ids or names are known in advance many reads run at the same time; the queue of free
+blocks tells the next only when the one before was read. Medians. `--blocks` sets the sizes of the pools; pools in
+Python are left out where they would have more than 1 million.
 """
 
 import argparse
@@ -19,6 +21,7 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import numpy as np
+import peer_vllm
 from medians import median_s, print_table
 
 from kvpool import BlockHasher, BlockPool
@@ -35,6 +38,10 @@ SIZES = (20_000, 1_000_000, 10_000_000)
 MOST_PURE = 1_000_000
 WARM = 100_000
 NUM_TOKENS, NUM_HITS, ROUND = 131_072, 8_192, 512
+NUM_ROUNDS, NUM_PROMPTS = 403, 51  # each is timed once, after three that do not count
+AT_ONCE = 64
+MATCH, TOUCH, EVICT = "match, 8,192 hits", "touch + free", "evict + commit + free"
+MAKE, COLLECT = "making it, ms", "more time of gc, ms"
 MISSING = "-"
 Row: TypeAlias = tuple[str, ...]
 
@@ -52,11 +59,28 @@ def hashing() -> list[Row]:
         "list to list": lambda: hasher.names(tokens),
         "list to list, pure": lambda: hasher._pure_names(tokens, hasher.root, []),
     }
+    if not peer_vllm.WHY_NOT:
+        calls["list to list, vLLM"] = peer_vllm.hashing(tokens)
     rows: list[Row] = []
     for what, call in calls.items():
-        seconds = median_s(call, 10 if "pure" in what else 60)
+        seconds = median_s(call, 10 if "pure" in what or "vLLM" in what else 60)
         rows.append((what, f"{seconds / count * 1e9:,.1f}", f"{seconds / floor:,.2f}"))
     return rows
+
+
+def floors(num_bytes: int) -> dict[str, float]:
+    """ns of a random read in so many bytes: of one after the other for evictions, else of many at the same time."""
+    num_lines = num_bytes // 64
+    lines = np.zeros((num_lines, 16), np.int32)
+    order = np.random.default_rng(4).permutation(num_lines).astype(np.int32)
+    lines[order, 0] = np.roll(order, -1)
+
+    def read_s(at_once: int, count: int) -> float:
+        heads = np.ascontiguousarray(order[:: num_lines // at_once][:at_once])
+        return median_s(lambda: _core.follow(lines, heads, count // at_once), 100) / count
+
+    apart, chained = read_s(AT_ONCE, NUM_HITS), read_s(1, ROUND)
+    return {MATCH: apart, TOUCH: apart, EVICT: chained}
 
 
 def filled(pool: Any, num_blocks: int) -> tuple[Any, "np.ndarray[Any, Any]"]:
@@ -80,10 +104,11 @@ def native_operations(pool: NativeBlockPool, names: "np.ndarray[Any, Any]") -> d
     """ns a block through arrays."""
     rng = np.random.default_rng(2)
     some, room = np.empty(ROUND, np.int32), np.empty(NUM_HITS, np.int32)
-    picks = [rng.choice(len(names), NUM_HITS, replace=False) for _ in range(1 if len(names) < WARM else 24)]
-    prompts = [np.ascontiguousarray(names[pick]) for pick in picks]
-    rounds = [rng.integers(1, pool.num_blocks, ROUND, dtype=np.int32) for _ in range(200)]
-    fresh = [rng.integers(0, 256, (ROUND, 32), dtype=np.uint8) for _ in range(200)]
+    num_prompts = 1 if len(names) < WARM else NUM_PROMPTS
+    picks = rng.permutation(len(names))[: num_prompts * NUM_HITS].reshape(num_prompts, NUM_HITS)
+    prompts = [names[pick] for pick in picks]
+    rounds = rng.integers(1, pool.num_blocks, (NUM_ROUNDS, ROUND), dtype=np.int32)
+    fresh = rng.integers(0, 256, (200, ROUND, 32), dtype=np.uint8)
     turn = -1
 
     def match() -> None:
@@ -111,12 +136,12 @@ def native_operations(pool: NativeBlockPool, names: "np.ndarray[Any, Any]") -> d
 
     spent: list[float] = []
     found = {
-        "match, 8,192 hits": median_s(match, 48) / NUM_HITS,
-        "touch + free": median_s(touch_and_free, 400) / ROUND,
+        MATCH: median_s(match, NUM_PROMPTS - 3) / NUM_HITS,
+        TOUCH: median_s(touch_and_free, NUM_ROUNDS - 3) / ROUND,
     }
-    for _ in range(400):
+    for _ in range(NUM_ROUNDS):
         evict_commit_free()
-    return {**found, "evict + commit + free": statistics.median(spent) / ROUND}
+    return {**found, EVICT: statistics.median(spent) / ROUND}
 
 
 def listed_operations(pool: Any) -> dict[str, float]:
@@ -130,8 +155,8 @@ def listed_operations(pool: Any) -> dict[str, float]:
         pool.free(some)
 
     found = {
-        "match, 8,192 hits": median_s(lambda: pool.match(prompt), 20) / NUM_HITS,
-        "touch + free": median_s(touch_and_free, 100) / ROUND,
+        MATCH: median_s(lambda: pool.match(prompt), 20) / NUM_HITS,
+        TOUCH: median_s(touch_and_free, 100) / ROUND,
     }
     spent = []
     for _ in range(100):
@@ -141,37 +166,73 @@ def listed_operations(pool: Any) -> dict[str, float]:
         pool.commit(blocks, fresh)
         pool.free(blocks)
         spent.append(time.perf_counter() - start)
-    return {**found, "evict + commit + free": statistics.median(spent) / ROUND}
+    return {**found, EVICT: statistics.median(spent) / ROUND}
+
+
+def vllm_operations(num_blocks: int) -> dict[str, float]:
+    """The same through lists of vLLM's blocks, and what its pool of the size costs."""
+    rng, before = random.Random(3), collection_s()
+    names = [rng.randbytes(32) for _ in range(num_blocks - 1)]
+    pool = peer_vllm.FilledPool(names, rng.sample(range(1, num_blocks), num_blocks - 1))
+    cached = rng.sample(range(1, num_blocks), NUM_HITS)
+    found = {
+        MATCH: pool.match_s([names[block_id - 1] for block_id in cached]) / NUM_HITS,
+        TOUCH: pool.touch_and_free_s(cached[:ROUND]) / ROUND,
+        EVICT: pool.evict_commit_free_s([[rng.randbytes(32) for _ in range(ROUND)] for _ in range(100)]) / ROUND,
+    }
+    del names
+    found[COLLECT] = collection_s() - before
+    del pool
+    return {**found, MAKE: making_s(lambda: peer_vllm.make(num_blocks))}
 
 
 def collection_s() -> float:
     return median_s(gc.collect, 9)
 
 
-def of_size(num_blocks: int) -> list[Row]:
-    """Native through arrays, native and pure through lists; and what a pool of the size costs."""
+def making_s(make: Callable[[], object]) -> float:
+    """The median time until it is there; what the last one left behind is cleared away before."""
+    spent = []
+    for _ in range(5):
+        gc.collect()
+        start = time.perf_counter()
+        made = make()
+        spent.append(time.perf_counter() - start)
+        del made
+    return statistics.median(spent)
+
+
+def of_size(num_blocks: int) -> tuple[list[Row], list[Row]]:
+    """Native through arrays beside the floor, and beside native, pure and vLLM's through lists."""
     before = collection_s()
-    columns: list[dict[str, float]] = []
     pool, names = filled(NativeBlockPool(num_blocks), num_blocks)
-    num_bytes = pool.num_bytes / num_blocks
-    columns.append({**native_operations(pool, names), "gc": collection_s() - before})
-    columns.append(listed_operations(pool))
+    num_bytes = pool.num_bytes
+    native = {**native_operations(pool, names), COLLECT: collection_s() - before}
+    listed = listed_operations(pool)
     del pool
-    columns[0]["make"] = median_s(lambda: NativeBlockPool(num_blocks), 5)
+    native[MAKE] = making_s(lambda: NativeBlockPool(num_blocks))
+    floor = floors(num_bytes)
+    pure: dict[str, float] = {}
+    peer: dict[str, float] = {}
     if num_blocks <= MOST_PURE:
-        pure, _ = filled(BlockPool(num_blocks), num_blocks)
-        columns.append({**listed_operations(pure), "gc": collection_s() - before})
-        del pure
-        columns[2]["make"] = median_s(lambda: BlockPool(num_blocks), 3)
-    else:
-        columns.append({})
-    rows: list[Row] = []
-    for what, unit in {**dict.fromkeys(columns[1], 1e9), "make": 1e3, "gc": 1e3}.items():
+        pool, _ = filled(BlockPool(num_blocks), num_blocks)
+        pure = {**listed_operations(pool), COLLECT: collection_s() - before}
+        del pool
+        pure[MAKE] = making_s(lambda: BlockPool(num_blocks))
+        peer = {} if peer_vllm.WHY_NOT else vllm_operations(num_blocks)
+    low = [
+        (what, *(f"{ns:,.1f}" for ns in (floor[what] * 1e9, native[what] * 1e9, native[what] / floor[what])))
+        for what in floor
+    ]
+    beside: list[Row] = []
+    for what, unit in {**dict.fromkeys(listed, 1e9), MAKE: 1e3, COLLECT: 1e3}.items():
+        columns = (native, listed, pure, peer)
         cells = [f"{column[what] * unit:,.1f}" if what in column else MISSING for column in columns]
-        gain = columns[2][what] / columns[0][what] if what in columns[2] and what != "gc" else None
-        title = {"make": "making it, ms", "gc": "more time of a full collection, ms"}.get(what, what)
-        rows.append((title, *cells, f"{gain:,.0f}" if gain else MISSING))
-    return [*rows, ("bytes a block", f"{num_bytes:.1f}", MISSING, MISSING, MISSING)]
+        ratios = [
+            f"{other[what] / native[what]:,.0f}" if what in listed and other else MISSING for other in (pure, peer)
+        ]
+        beside.append((what, *cells, *ratios))
+    return low, [*beside, ("bytes a block", f"{num_bytes / num_blocks:.1f}", *[MISSING] * 5)]
 
 
 def step_pace() -> float:
@@ -236,14 +297,20 @@ def main() -> None:
     parser.add_argument("--blocks", default=",".join(map(str, SIZES)), help="sizes of the pools, with commas between")
     sizes = [int(size) for size in parser.parse_args().blocks.split(",")]
     features = _core.features()
+    print(peer_vllm.WHY_NOT or f"beside vLLM {peer_vllm.RELEASE}")
+    gc.collect()
+    gc.freeze()  # what was imported is no part of any figure
     print_table(
         f"Hashing 128K tokens in blocks of 16, SHA-256 by {features['sha256']}",
         ("", "ns/block", "x floor"),
         hashing(),
     )
     for size in sizes:
-        columns = ("ns/block", "native, arrays", "native, lists", "pure, lists", "pure / arrays")
-        print_table(f"A pool of {size:,} blocks, all cached", columns, of_size(size))
+        low, beside = of_size(size)
+        title = f"A pool of {size:,} blocks, all cached"
+        print_table(title, ("ns/block", "floor", "native, arrays", "x floor"), low)
+        columns = ("ns/block", "arrays", "lists", "pure", "vLLM", "pure, x", "vLLM, x")
+        print_table("Native through arrays and through lists, the Python core, vLLM", columns, beside)
     title = f"A step loop while a thread hashes prompts of 128K tokens, {os.cpu_count()} processors"
     print_table(title, ("", "pace kept"), beside_a_thread())
 

@@ -10,15 +10,14 @@ Replaying the events in order on an empty set of names gives the names that the 
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from kvpool.types import BlockHash, GroupId
 
 _LOG = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class BlockStored:
+class BlockStored(NamedTuple):
     """Consecutive full blocks of one request became findable.
 
     `parent_block_hash` names the block before the first of them, findable or not; None at the start of a prompt.
@@ -33,8 +32,7 @@ class BlockStored:
     group_id: GroupId
 
 
-@dataclass(frozen=True, slots=True)
-class BlockRemoved:
+class BlockRemoved(NamedTuple):
     """The last block under each of these names was reused, or its content withdrawn: they can no longer be found."""
 
     block_hashes: tuple[BlockHash, ...]
@@ -43,7 +41,10 @@ class BlockRemoved:
 
 @dataclass(frozen=True, slots=True)
 class AllBlocksCleared:
-    """Nothing can be found any more: the cache was cleared, or (see `EventLog`) events were lost."""
+    """Nothing can be found any more: the cache was cleared, or (see `EventLog`) events were lost.
+
+    No tuple like the others: one without fields is false, and equal to ().
+    """
 
 
 Event: TypeAlias = BlockStored | BlockRemoved | AllBlocksCleared
@@ -54,12 +55,15 @@ class EventLog:
 
     Events about `limit` blocks are kept. When nobody takes them in time, all are dropped and the next list begins with
     AllBlocksCleared: a listener then knows fewer names than the cache holds, never one too many.
+    Removals with nothing stored between them are one event a group, in order of groups.
     """
 
     def __init__(self, limit: int = 100_000) -> None:
         self._limit = limit
         self._num_blocks = 0
-        self._noted: list[Event | Stored] = []
+        self._events: list[Event] = []
+        self._removed: dict[GroupId, list[BlockHash]] = {}
+        """Names that are gone since the last of these events."""
 
     def stored(
         self,
@@ -69,36 +73,37 @@ class EventLog:
         block_size: int,
         group_id: GroupId = 0,
     ) -> None:
-        """Consecutive blocks with these names and tokens became findable in a group; `parent` names the one before.
-
-        The event is made when it is taken, so that the step that stores does not pay for it.
-        """
+        """Consecutive blocks with these names and tokens became findable in a group; `parent` names the one before."""
         self._make_room(len(names))
-        self._noted.append((tuple(names), parent, tuple(token_ids), block_size, group_id))
+        self._close_removed()
+        self._events.append(BlockStored(tuple(names), parent, tuple(token_ids), block_size, group_id))
 
-    def stored_all(self, events: "list[Stored]") -> None:
+    def stored_all(self, events: list[BlockStored]) -> None:
         """The same for many at once, each of one block."""
-        if self._num_blocks + len(events) <= self._limit:
-            self._num_blocks += len(events)
-            self._noted += events
-            return
-        for event in events:
-            self._make_room(1)
-            self._noted.append(event)
+        self._make_room(len(events))
+        self._close_removed()
+        self._events += events
 
     def removed(self, names: Sequence[BlockHash], group_id: GroupId = 0) -> None:
         """Nothing under these names can be found in the group any more."""
         self._make_room(len(names))
-        self._noted.append(BlockRemoved(tuple(names), group_id))
+        self._removed.setdefault(group_id, []).extend(names)
 
     def cleared(self) -> None:
         """Nothing at all can be found any more; what happened before no longer matters."""
-        self._noted, self._num_blocks = [AllBlocksCleared()], 0
+        self._events, self._removed, self._num_blocks = [AllBlocksCleared()], {}, 0
 
     def take(self) -> list[Event]:
         """All events since the last call, oldest first; the log is empty afterwards."""
-        taken, self._noted, self._num_blocks = self._noted, [], 0
-        return [BlockStored(*event) if isinstance(event, tuple) else event for event in taken]
+        self._close_removed()
+        taken, self._events, self._num_blocks = self._events, [], 0
+        return taken
+
+    def _close_removed(self) -> None:
+        """What comes next is no removal."""
+        if self._removed:
+            self._events += [BlockRemoved(tuple(names), group) for group, names in sorted(self._removed.items())]
+            self._removed = {}
 
     def _make_room(self, num_blocks: int) -> None:
         self._num_blocks += num_blocks
@@ -110,7 +115,3 @@ class EventLog:
             )
             self.cleared()
             self._num_blocks = num_blocks
-
-
-Stored: TypeAlias = tuple[tuple[BlockHash, ...], BlockHash | None, tuple[int, ...], int, GroupId]
-"""The fields of a BlockStored, in order."""

@@ -536,7 +536,7 @@ def test_evictions_are_told_group_by_group(grouped: BlockPool, log: EventLog) ->
     grouped.commit(blocks[4:], [b"w"], group_id=2)
     grouped.free(reversed(blocks))
     taken(grouped, 9)
-    assert log.take() == [BlockRemoved((b"w", b"y"), 2), BlockRemoved((b"z", b"x"), 0)]
+    assert log.take() == [BlockRemoved((b"z", b"x"), 0), BlockRemoved((b"w", b"y"), 2)]
     assert [grouped.was_evicted(b"x", group) for group in range(3)] == [True, False, False]
     assert [grouped.was_evicted(b"y", group) for group in range(3)] == [False, False, True]
     assert (grouped.num_evictions, grouped.num_cached) == (4, 1)

@@ -5,7 +5,9 @@ turn out bad; drafts, tokens from outside and clearing among them. Both caches h
 one where a case says so; only one has native batches.
 """
 
+import gc
 import random
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +16,17 @@ import numpy as np
 import pytest
 from tests.unit.twins import Twins
 
-from kvpool import DecodeBatch, FullAttention, KVCacheManager, LayerKind, Request, SlidingWindow, UsageError
+from kvpool import (
+    BlockRemoved,
+    BlockStored,
+    DecodeBatch,
+    FullAttention,
+    KVCacheManager,
+    LayerKind,
+    Request,
+    SlidingWindow,
+    UsageError,
+)
 from kvpool._native import NativeBlockPool
 from kvpool.core.native_batch import NativeDecodeBatch
 from kvpool.core.publication import Setting
@@ -53,6 +65,9 @@ class Pair(Twins):
         own += [[request.request_id for request in batch.requests], [r.request_id for r in batch.unserved]]
         spare = [cache._pool.policy]
         return [own, spare, *super()._state(side)]
+
+    def _events(self, cache: KVCacheManager) -> object:
+        return [(type(event), event, hash(event)) for event in cache.take_events()]
 
 
 def pair_of(rng: random.Random, kinds: Sequence[LayerKind], **options: Any) -> Pair:
@@ -135,6 +150,57 @@ def test_all_may_leave_at_once_and_while_they_are_looked_through() -> None:
     for request in requests:
         cache.free(request)
     cache.check()
+
+
+def full_cache(*kinds: LayerKind) -> tuple[KVCacheManager, DecodeBatch]:
+    """Eight requests decode, behind the boundaries of their prompts; every free block carries a name."""
+    cache = KVCacheManager(1 + 8 * 6 * len(kinds), 4, kinds)
+    batch = joined(cache, *[Request(str(number), [number] * 4) for number in range(8)])
+    for _ in range(4):
+        cache.step(batch, [*range(8)])
+    ended: list[Request] = []
+    while cache.num_free_blocks >= len(kinds):
+        ended.append(Request(f"ended {len(ended)}", [9, len(ended), 9, 9]))
+        cache.allocate(ended[-1], 4)
+        cache.commit(ended[-1], 4)
+    for request in ended:
+        cache.free(request)
+    cache.take_events()
+    return cache, batch
+
+
+def test_a_step_that_evicts_tells_it_once_a_group() -> None:
+    cache, batch = full_cache(FULL, SlidingWindow(64))
+    before = [cache.findable(group) for group in (0, 1)]
+    for _ in range(4):
+        assert cache.take_events() == []
+        cache.step(batch, [*range(8)])
+    events = cache.take_events()
+    assert [type(event) for event in events] == [BlockStored] * 16 + [BlockRemoved] * 2
+    for group, event in enumerate(events[-2:]):
+        assert isinstance(event, BlockRemoved)
+        assert (event.group_id, len(event.block_hashes)) == (group, 8)
+        assert set(event.block_hashes) == before[group] - cache.findable(group)
+
+
+def test_stored_blocks_are_told_in_plain_values_that_are_freed_with_the_events() -> None:
+    """The garbage collector need not look at them."""
+    num_allocated = []
+    for _ in range(6):
+        num_stored = 0
+        cache, batch = full_cache(FULL, SlidingWindow(6))
+        for _ in range(40):
+            cache.step(batch, [*range(1000, 1000 + len(batch))])
+            for event in cache.take_events():
+                if isinstance(event, BlockStored):
+                    num_stored += 1
+                    assert not any(map(gc.is_tracked, (event, *event)))
+            cache.leave(batch, batch.unserved)
+        assert num_stored > 30
+        del cache, batch, event
+        gc.collect()
+        num_allocated.append(sys.getallocatedblocks())
+    assert num_allocated[-1] - num_allocated[2] < 30
 
 
 def test_views_outlive_what_they_were_views_of() -> None:

@@ -287,3 +287,16 @@ def test_a_prefix_is_looked_up_no_further_than_it_goes() -> None:
     pool = Native(5)
     assert pool.match(endless()) == []
     assert pool.match([b"x"] * 200 + [None]) == []  # type: ignore[list-item]
+
+
+def test_heads_follow_lines_that_are_there() -> None:
+    lines, heads = np.zeros((3, 16), np.int32), np.array([0, 1], np.int32)
+    lines[:, 0] = 1, 2, 0
+    _core.follow(lines, heads, 2)
+    assert heads.tolist() == [2, 0]
+    for number_ in (3, -1):
+        heads[1] = number_
+        with pytest.raises(IndexError, match=f"there is no line {number_}"):
+            _core.follow(lines, heads, 1)
+    with pytest.raises(TypeError, match="lines are an array of int32"):
+        _core.follow(lines.astype(np.int64), heads, 1)

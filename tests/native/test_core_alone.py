@@ -48,7 +48,8 @@ def test_the_binding_passes_its_tests_under_sanitizers(tmp_path: Path) -> None:
     run("g++", *flags, *sources, "-o", str(tmp_path / "kvpool" / "_native" / "_core.abi3.so"))
     first = [run("g++", f"-print-file-name={library}").strip() for library in ("libasan.so", "libstdc++.so")]
     variables = {"LD_PRELOAD": ":".join(first), "ASAN_OPTIONS": "detect_leaks=0", "PYTHONPATH": str(tmp_path)}
-    tests = [str(FOLDER / "test_arguments.py"), str(FOLDER.parent / "contract")]
+    tests = [str(FOLDER / name) for name in ("test_arguments.py", "test_row_arguments.py")]
+    tests += [str(FOLDER.parent / "contract"), str(FOLDER.parent / "unit" / "test_batch_interrupted.py")]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-s", "-p", "no:cacheprovider", "--fuzz-seconds", "10", *tests],
         env={**os.environ, **variables, "KVPOOL_NATIVE": "1"},

@@ -3,6 +3,8 @@
 import hashlib
 import random
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,7 @@ from kvpool._native import NativeBlockPool
 if NativeBlockPool is None:
     pytest.skip("the native core is not built, or KVPOOL_NATIVE is 0", allow_module_level=True)
 
-from tests.native.test_arguments import EXPECTED, NUM_BLOCKS, Endless, Liar, Part, ids, name, number, several
+from tests.native.test_arguments import EXPECTED, NUM_BLOCKS, Endless, Liar, Part, ids, name, number
 
 from kvpool._native import _core
 from kvpool._native.pool import NativeBlockPool as Native
@@ -33,47 +35,131 @@ def state(rows: _core.Rows, pool: Native) -> object:
     return lengths, tables, rows.unserved(), pool.free_block_ids(), rows.ending_rows()
 
 
-def add(rng: random.Random, rows: _core.Rows, pool: Native) -> None:
+class Thing:
+    """A request, or a table, as far as rows care; it may do something when it is written to."""
+
+    act: Callable[[], object] | None = None
+
+    def __init__(self, **own: Any) -> None:
+        self.__dict__.update(keeper=None, first_held=[0, 0], last_stop=0, is_decoding=False, request_id="r")
+        self.__dict__.update(own)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if self.act is not None:
+            self.act()
+        super().__setattr__(name, value)
+
+    def __delattr__(self, name: str) -> None:
+        if self.act is not None:
+            self.act()
+        super().__delattr__(name)
+
+
+def table_of(block_ids: Any, first_held: list[int]) -> Thing:
+    counts = {"num_slots": 0, "num_computed": 0, "num_committed": 0}
+    return Thing(block_ids=block_ids, first_held=first_held, **counts)
+
+
+def joined(
+    rows: _core.Rows, length: int, blocks: list[list[int]], num_windows: int = 0, *, late: bool = True, **tail: Any
+) -> tuple[Thing, Thing]:
     """A row as a cache makes it."""
+    request = Thing(token_ids=[1] * length)
+    table = table_of([list(ids) for ids in blocks], [0] * num_windows)
+    options = {"limit": None, "parent": bytes(32), "extra": None, "plain_from": 0, **tail}
+    tokens = [1] * (length % SIZE or min(length, SIZE))
+    rows.add(
+        request,
+        table,
+        "token_ids" if late else None,
+        request.token_ids,  # type: ignore[attr-defined]
+        table.block_ids,  # type: ignore[attr-defined]
+        table.first_held,  # type: ignore[attr-defined]
+        length - 1,
+        options["limit"],
+        tokens,
+        options["parent"],
+        options["extra"],
+        options["plain_from"],
+    )
+    return request, table
+
+
+def add(rng: random.Random, rows: _core.Rows, pool: Native, num_windows: int) -> None:
     count = rng.randint(1, 2)
     blocks = pool.allocate(2 * count)
     if blocks is None:
         return
     length = SIZE * (count - 1) + rng.randint(1, SIZE + 1)
-    held = np.zeros(len(rows_windows[id(rows)]), np.int32)
-    rows.add(length, rng.choice([None, length + 9]), [blocks[:count], blocks[count:]], held)
-    tail = length % SIZE or SIZE
-    plain_from = rng.choice([0, 0, 0, 2**63 - 1])
-    row = len(np.asarray(rows.lengths())) - 1
-    rows.follow(row, [rng.randrange(3)] * tail, bytes(32), rng.choice([None, b"\x80"]), plain_from)
+    request, table = joined(
+        rows,
+        length,
+        [blocks[:count], blocks[count:]],
+        num_windows,
+        late=rng.random() < 0.8,
+        limit=rng.choice([None, length + 9]),
+        extra=rng.choice([None, b"\x80"]),
+        plain_from=rng.choice([0, 0, 0, 2**63 - 1]),
+    )
+    if rng.random() < 0.1:
+        thing = rng.choice([request, table])
+
+        def act() -> None:
+            if rng.random() < 0.2:
+                rows.remove(rows.requests()[: rng.randrange(3)])
+
+        thing.act = act
 
 
-rows_windows: dict[int, list[Any]] = {}
+def several_lists(rng: random.Random) -> Any:
+    lists = [ids(rng) for _ in range(rng.choice([2, 2, 2, 0, 1, 3]))]
+    if lists and rng.random() < 0.3:
+        lists[0] = [Liar(lambda: lists.__delitem__(slice(1, None))), 1, 2]
+    return rng.choice([lists, lists, lists, tuple(lists), None])
+
+
+def thing(rng: random.Random) -> Any:
+    return rng.choice([Thing(), table_of([[], []], [0, 0]), object(), None, 7])
+
+
+def tail(rng: random.Random) -> Any:
+    return rng.choice([[rng.randrange(3)] * rng.randrange(SIZE + 2), ids(rng), (1.5,), Endless(rng)])
+
+
+def extra(rng: random.Random) -> Any:
+    return rng.choice([None, b"x", "x", 7])
+
+
 VERBS: dict[str, tuple[Part, ...]] = {
-    "add": (number, number, lambda rng: several(rng, ids), ids),
-    "follow": (number, ids, name, lambda rng: rng.choice([None, b"x", 7]), number),
+    "add": (thing, thing, extra, lambda rng: [1] * rng.randrange(9), several_lists, ids, number,
+            number, tail, name, extra, number),
+    "follow": (number, thing, number, tail, name, extra, number),
     "remove": (ids,),
-    "step": (ids, ids, number),
-    "serve": (ids,),
-    "news": (number,),
+    "step": (ids, number),
+    "serve": (),
+    "settle": (),
+    "borders": (),
+    "member": (number,),
+    "read": (thing, lambda rng: rng.choice(["keeper", "x", 7])),
     "block_tables": (number,),
-}
+}  # fmt: skip
 
 
 def given(rng: random.Random, verb: str, rows: _core.Rows) -> list[Any]:
-    count = len(np.asarray(rows.lengths()))
+    requests = rows.requests()
+    count = len(requests)
     found = [part(rng) for part in VERBS[verb]]
-    if rng.random() < 0.3:
-        found[0] = Liar(lambda: rows.remove(range(count // 2)), rng.randrange(3))
+    if found and rng.random() < 0.3:
+        found[0] = Liar(lambda: rows.remove(requests[: count // 2]), rng.randrange(3))
+    if verb == "follow" and count and rng.random() < 0.7:
+        row = rng.randrange(count)
+        found[:3] = [row, requests[row], int(np.asarray(rows.lengths())[row])]
     if verb == "step" and rng.random() < 0.7:
         tokens: Any = [rng.randrange(3) for _ in range(count)]
-        found = [
-            rng.choice([tokens, tuple(tokens), np.array(tokens, rng.choice(["int32", "int64"]))]),
-            [object() for _ in range(count if rng.random() < 0.9 else rng.randrange(count + 3))],
-            rng.random() < 0.1,
-        ]
+        found[0] = rng.choice([tokens, tuple(tokens), np.array(tokens, rng.choice(["int32", "int64"]))])
+        found[1] = rng.random() < 0.1
     if verb == "remove" and rng.random() < 0.9:
-        found = [[rng.randrange(-1, count + 1)]]
+        found = [rng.choice([requests[: rng.randrange(3)], requests[:1] * 2, [object()], (r for r in requests[:1])])]
     return found if rng.random() < 0.97 else [*found, Endless(rng)]
 
 
@@ -84,26 +170,48 @@ def test_wrong_arguments_of_rows_raise_and_change_nothing(rng: random.Random, fu
         shape = layout(rng)
         told: list[Any] = []
         rows = make(pool, *shape, rng.choice([None, told.extend]), rng.choice([None, told.extend]))
-        rows_windows[id(rows)] = shape[2]
         for _ in range(60):
             if rng.random() < 0.2:
-                add(rng, rows, pool)
+                add(rng, rows, pool, len(shape[2]))
             if rng.random() < 0.2:
-                rows.serve([object()] * len(np.asarray(rows.lengths())))
+                with suppress(RuntimeError):  # somebody left
+                    rows.serve()
             verb = rng.choice([*VERBS])
             before, arguments = state(rows, pool), given(rng, verb, rows)
-            has_liar = any(isinstance(argument, Liar) for argument in arguments)
+            has_actor = any(isinstance(thing, Liar) or getattr(thing, "act", None) for thing in arguments)
+            members = [own for row in range(len(rows.requests())) for own in rows.member(row)]
+            has_actor |= any(getattr(own, "act", None) or not hasattr(own, "first_held") for own in members)
             try:
                 answer = getattr(rows, verb)(*arguments)
                 num_steps += verb == "step" and answer is not False
             except EXPECTED:
                 num_refused += 1
-                assert has_liar or verb == "step" or state(rows, pool) == before, (verb, arguments)
+                assert has_actor or state(rows, pool) == before, (verb, arguments)
             pool.check()
             assert np.asarray(rows.slot_mapping()).shape == (2, len(np.asarray(rows.lengths())))
-        rows_windows.clear()
+            assert len(rows.requests()) == len(np.asarray(rows.lengths()))
     assert num_refused > 100
     assert num_steps > 30
+
+
+def test_tables_are_read_before_they_are_counted() -> None:
+    """A number that takes the other tables away while it is read."""
+    pool = Native(50, None, 3)
+    rows = make(pool, SIZE, False, [], [(0, False)], [], None, None)
+    blocks: Any = pool.allocate(30)
+
+    def act() -> None:
+        del tables[1:]
+
+    tables: Any = [[Liar(act), *blocks[1:10]], blocks[10:20], blocks[20:]]
+    with pytest.raises(ValueError, match="a table for each group is needed"):
+        joined_with(rows, tables)
+    assert np.asarray(rows.lengths()).tolist() == []
+
+
+def joined_with(rows: _core.Rows, block_ids: Any) -> None:
+    request, table = Thing(), table_of(block_ids, [])
+    rows.add(request, table, None, [1] * SIZE, block_ids, [], 3, None, [1] * SIZE, bytes(32), None, 0)
 
 
 @pytest.mark.parametrize(
@@ -136,3 +244,23 @@ def test_a_view_is_read_only() -> None:
         hashlib.sha256(view)  # asks for a plain row of bytes
     with pytest.raises(TypeError, match="cannot create"):
         _core.View()
+
+
+def test_who_is_told_may_step_again() -> None:
+    told: list[tuple[int, ...]] = []
+
+    def on_stored(events: list[Any]) -> None:
+        told.extend(event.token_ids for event in events)
+        for token in range(SIZE if len(told) < 4 else 0):
+            assert rows.step([10 * len(told) + token], False) is not False
+
+    pool = Native(9, None, 2)
+    rows = make(pool, SIZE, False, [], [(0, False)], [], on_stored, None)
+    blocks: Any = pool.allocate(2)
+    request = Thing()
+    table = table_of([blocks[:1], blocks[1:]], [])
+    rows.add(request, table, None, [1, 2, 3, 4], table.block_ids, [], 3, None, [1, 2, 3, 4], bytes(32), None, 0)  # type: ignore[attr-defined]
+    assert rows.step([9], False) is not False
+    assert told == [(1, 2, 3, 4), (9, 10, 11, 12), (13, 20, 21, 22), (23, 30, 31, 32)]
+    assert np.asarray(rows.lengths()).tolist() == [SIZE + 1 + 3 * SIZE]
+    pool.check()

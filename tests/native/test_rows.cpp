@@ -31,6 +31,15 @@ Layout layout_of(std::vector<Window> windows, std::vector<unsigned> window_of, b
   return layout;
 }
 
+Tail tail_of(std::vector<int64_t> tokens, const Name& parent) {
+  Tail tail;
+  tail.tokens = std::move(tokens);
+  tail.tokens.reserve(kSize);
+  tail.parent = parent;
+  tail.plain_from = kSize;
+  return tail;
+}
+
 // One side has rows, the other does for each request what a step says.
 class Walk {
  public:
@@ -83,7 +92,7 @@ class Walk {
     }
     plain.tokens.push_back(token);
     rows_.add(kSize + 1, INT64_MAX, ids.data(), 1, plain.held.data());
-    rows_.follow(rows_.size() - 1, &token, 1, name, nullptr, kSize);
+    rows_.follow(rows_.size() - 1, tail_of({token}, name));
     plains_.push_back(plain);
   }
 
@@ -186,7 +195,7 @@ class Walk {
       const int64_t block = last / kSize < table.size() ? table[last / kSize] : 0;
       REQUIRE(slots[group * rows_.size() + at] == block * kSize + static_cast<int64_t>(last % kSize));
     }
-    if (below(4) == 0) rows_.told(at);
+    if (below(4) == 0) rows_.tell(at);
   }
 
   const Layout layout_;

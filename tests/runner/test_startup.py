@@ -24,6 +24,7 @@ from kvpool.runner.loading import LoadedModel, load  # noqa: E402
 from kvpool.runner.memory import Memory, peak_bytes  # noqa: E402
 from kvpool.runner.pages import Place, Places  # noqa: E402
 from kvpool.runner.startup import CacheSettings, Start, start, weights_bytes  # noqa: E402
+from kvpool.runner.state_shapes import measure_states, with_states  # noqa: E402
 
 MIB, GIB = 2**20, 2**30
 THERE = Memory(GIB, GIB)
@@ -101,6 +102,27 @@ def test_states_are_told_as_tensors(name: str) -> None:
             assert (tensor.shape, tensor.dtype) == (tuple(found.shape[1:]), str(found.dtype).removeprefix("torch."))
             assert tensor.num_bytes == found.numel() * found.element_size()
             assert tensor.part == "conv" or tensor.dtype == "float32"
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_states_can_be_measured_when_attention_is_replaced(name: str) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("attention without a step")
+
+    transformers.AttentionInterface.register("kvpool_test_refuse", refuse)
+    model = made(name).model
+    before = measure_states(model)
+    model.set_attn_implementation("kvpool_test_refuse")
+    assert measure_states(model) == before
+    assert model.config._attn_implementation == "kvpool_test_refuse"
+
+
+def test_a_configuration_that_says_otherwise() -> None:
+    states = measure_states(made("bamba").model)
+    with pytest.raises(ConfigError, match="layer 0 has a state here"):
+        with_states(started("llama").plan.model, states)
+    with pytest.raises(ConfigError, match="layer 0 does not have a state here"):
+        with_states(started("bamba").plan.model, {})
 
 
 @pytest.mark.parametrize("name", ATTENTION)

@@ -3,7 +3,8 @@
 import asyncio
 import socket
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -74,6 +75,12 @@ def running(
     assert cache.num_live_requests == 0
     assert cache.num_free_blocks == cache.num_usable_blocks
     assert engine.num_waiting == 0
+
+
+def eventually(is_so: Callable[[], bool]) -> None:
+    """Wait for what comes sooner or later; the test's own end is the limit."""
+    while not is_so():
+        time.sleep(0.005)
 
 
 def _until_healthy(url: str, thread: threading.Thread) -> None:

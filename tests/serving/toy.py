@@ -1,5 +1,6 @@
 """A worker without a model, whose text shows what was kept where, and a tokenizer of bytes."""
 
+import threading
 from collections.abc import Sequence
 
 import numpy as np
@@ -7,8 +8,8 @@ import numpy.typing as npt
 
 from kvpool import KVCacheManager
 from kvpool.engine.sampling import Logprobs
-from kvpool.engine.step_input import SamplingRows, StepAnswer, StepInput
-from kvpool.errors import UsageError
+from kvpool.engine.step_input import SamplingRows, StepAnswer, StepInput, Worker
+from kvpool.errors import UsageError, WorkerDied
 from kvpool.serving.tokenizer import Message
 
 EOS = 256
@@ -38,24 +39,13 @@ class ToyWorker:
         assert (slots >= self._block_size).all(), "a token is written to the null block"
         self._memory[slots] = np.stack([step.token_ids, step.positions], axis=1)
         tokens = np.full(step.num_rows, -1, np.int64)
-        logprobs: dict[int, Logprobs] = {}
-        prompts: dict[int, Sequence[Logprobs]] = {}
-        ends = np.cumsum(step.counts)
-        for row, stop in enumerate(ends.tolist()):
+        for row, stop in enumerate(np.cumsum(step.counts).tolist()):
             history = self._history(step, row, int(step.positions[stop - 1]) + 1)
-            if step.sampling is not None and step.sampling.num_prompt_logprobs[row] >= 0:
-                targets = step.sampling.targets[stop - int(step.counts[row]) : stop]
-                told = [
-                    _told(int(target), int(step.sampling.num_prompt_logprobs[row])) for target in targets if target >= 0
-                ]
-                if told:
-                    prompts[row] = told
-            if not step.gives[row]:
-                continue
-            tokens[row] = next_token(history, *_choice(step.sampling, row))
-            if step.sampling is not None and step.sampling.num_logprobs[row] >= 0:
-                logprobs[row] = _told(int(tokens[row]), int(step.sampling.num_logprobs[row]))
-        return StepAnswer(tokens, logprobs, prompts)
+            if step.gives[row]:
+                tokens[row] = next_token(history, *_choice(step.sampling, row))
+        if step.sampling is None:
+            return StepAnswer(tokens, {}, {})
+        return StepAnswer(tokens, _logprobs(step.sampling, tokens), _prompt_logprobs(step.sampling, step.counts))
 
     def _history(self, step: StepInput, row: int, num_tokens: int) -> list[int]:
         at = np.arange(num_tokens)
@@ -92,10 +82,65 @@ def _choice(sampling: SamplingRows | None, row: int) -> tuple[int, int]:
     return int(sampling.seeds[row]), int(sampling.num_outputs[row])
 
 
-def _told(token_id: int, num_top: int) -> Logprobs:
+def _logprobs(sampling: SamplingRows, tokens: npt.NDArray[np.int64]) -> dict[int, Logprobs]:
+    asked = [(row, int(num_top)) for row, num_top in enumerate(sampling.num_logprobs) if num_top >= 0]
+    return {row: told_of(int(tokens[row]), num_top) for row, num_top in asked if tokens[row] >= 0}
+
+
+def _prompt_logprobs(sampling: SamplingRows, counts: npt.NDArray[np.int64]) -> dict[int, Sequence[Logprobs]]:
+    told: dict[int, Sequence[Logprobs]] = {}
+    for row, stop in enumerate(np.cumsum(counts).tolist()):
+        num_top = int(sampling.num_prompt_logprobs[row])
+        targets = [int(token) for token in sampling.targets[stop - int(counts[row]) : stop] if token >= 0]
+        if num_top >= 0 and targets:
+            told[row] = [told_of(token, num_top) for token in targets]
+    return told
+
+
+def told_of(token_id: int, num_top: int) -> Logprobs:
     """Probabilities that only depend on the token."""
-    top = [((token_id + at) % EOS, -0.5 - at) for at in range(num_top)]
-    return Logprobs(token_id, -0.5, top)
+    return Logprobs(token_id, -0.5, [((token_id + at) % EOS, -0.5 - at) for at in range(num_top)])
+
+
+class HeldWorker:
+    """Computes no more steps than it is allowed to, until it is let go."""
+
+    def __init__(self, inner: Worker) -> None:
+        self._inner = inner
+        self._allowed = threading.Semaphore(0)
+        self._is_held = True
+        self.num_steps = 0
+
+    def allow(self, num_steps: int) -> None:
+        self._allowed.release(num_steps)
+
+    def let_go(self) -> None:
+        self._is_held = False
+        self._allowed.release()
+
+    def execute(self, step: StepInput) -> StepAnswer:
+        if self._is_held:
+            self._allowed.acquire()
+        self.num_steps += 1
+        return self._inner.execute(step)
+
+
+class FailingWorker:
+    """Raises what it is given for the steps of these numbers, counted from 1; a dead worker forgets everything."""
+
+    def __init__(self, inner: ToyWorker, failures: dict[int, Exception]) -> None:
+        self._inner = inner
+        self._failures = failures
+        self.num_steps = 0
+
+    def execute(self, step: StepInput) -> StepAnswer:
+        self.num_steps += 1
+        error = self._failures.pop(self.num_steps, None)
+        if error is None:
+            return self._inner.execute(step)
+        if isinstance(error, WorkerDied):
+            self._inner.forget()
+        raise type(error)(*error.args)  # a new one: this one would keep all that led to it
 
 
 class ByteTokenizer:

@@ -1,6 +1,7 @@
 """The event log, and which events a cache writes, with what in them."""
 
 import logging
+from itertools import combinations
 
 import pytest
 
@@ -30,6 +31,47 @@ def test_events_are_taken_once_in_order() -> None:
     assert log.take() == [AllBlocksCleared()]
 
 
+def test_events_of_different_kinds_are_never_equal_and_all_are_true() -> None:
+    events: list[Event] = [BlockStored((), None, (), 0, 0), BlockRemoved((), 0), AllBlocksCleared()]
+    assert all(events)
+    assert all(one != other for one, other in combinations([*events, ()], 2))
+    assert len({*events, BlockRemoved(()), AllBlocksCleared()}) == 3
+
+
+def test_events_say_what_they_are_and_cannot_be_changed() -> None:
+    events: list[Event] = [BlockStored((b"n",), None, (1, 2), 2, 0), BlockRemoved((7,)), AllBlocksCleared()]
+    assert [repr(event) for event in events] == [
+        "BlockStored(block_hashes=(b'n',), parent_block_hash=None, token_ids=(1, 2), block_size=2, group_id=0)",
+        "BlockRemoved(block_hashes=(7,), group_id=0)",
+        "AllBlocksCleared()",
+    ]
+    for event in events:
+        with pytest.raises((AttributeError, TypeError)):
+            setattr(event, "group_id", 1)  # noqa: B010
+
+
+def test_removals_in_a_row_are_one_event_a_group() -> None:
+    log = EventLog()
+    log.removed([1], 2)
+    log.removed([2, 3], 0)
+    log.removed([4], 2)
+    log.stored([1], None, (), 0)
+    log.removed([1], 0)
+    log.stored_all([BlockStored((5,), None, (), 0, 1)])
+    log.removed([5], 1)
+    assert log.take() == [
+        BlockRemoved((2, 3), 0),
+        BlockRemoved((1, 4), 2),
+        BlockStored((1,), None, (), 0, 0),
+        BlockRemoved((1,), 0),
+        BlockStored((5,), None, (), 0, 1),
+        BlockRemoved((5,), 1),
+    ]
+    log.removed([6])
+    log.cleared()
+    assert log.take() == [AllBlocksCleared()]
+
+
 def test_clearing_makes_earlier_events_unnecessary() -> None:
     log = EventLog()
     log.removed([1, 2])
@@ -50,7 +92,7 @@ def test_a_full_log_drops_all_says_so_and_begins_with_cleared(caplog: pytest.Log
         logging.WARNING,
         "events about 3 blocks were not taken and are dropped: call take_events() each step, or pass events=False",
     )
-    assert log.take() == [AllBlocksCleared(), removed(3), removed(4)]
+    assert log.take() == [AllBlocksCleared(), removed(3, 4)]
     log.removed([5])
     assert log.take() == [removed(5)]
 

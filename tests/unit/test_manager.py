@@ -522,7 +522,7 @@ def test_tokens_of_a_step_may_be_an_array_and_stay_plain_numbers() -> None:
     cache = KVCacheManager(8, 4)
     request = Request("r", range(3))
     serve(cache, request)
-    cache.step([request], np.array([5]))  # type: ignore[arg-type]
+    cache.step([request], np.array([5]))
     assert [type(token) for token in request.token_ids] == [int] * 4
 
 

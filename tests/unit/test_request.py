@@ -65,13 +65,13 @@ def test_any_sequence_of_whole_numbers_is_a_prompt(tokens: Any) -> None:
     ("make", "message"),
     [
         (lambda: Request("r", []), "'r' has an empty prompt"),
-        (lambda: Request("r", [3, -2]), "'r' has the token id -2"),
+        (lambda: Request("r", [3, -2]), "'r': token ids are whole numbers of 0 .. .*, not -2"),
         (lambda: Request("r", [1.0]), "'r': token ids are whole numbers"),  # type: ignore[list-item]
         (lambda: Request("r", ["1"]), "'r': token ids are whole numbers"),  # type: ignore[list-item]
         (lambda: Request("r", [2**63]), "'r': token ids are whole numbers"),
         (lambda: Request("r", [1], cache_salt="\ud800"), "its cache_salt '\\\\ud800' is no valid text"),
         (lambda: Request("r", [1], adapter=Adapter("a", "\udfff")), "its adapter id '\\\\udfff' is no valid text"),
-        (lambda: Request("r", bytes(16)), "'r': its prompt is bytes, not token ids"),
+        (lambda: Request("r", bytes(16)), "'r': bytes is given for token ids"),
         (lambda: Request("r", [1], cache_salt=""), "'r' has an empty cache_salt"),
         (lambda: Request("r", [1], tenant=""), "'r' has an empty tenant"),
         (lambda: Request("r", [1], max_tokens=0), "'r' has max_tokens 0: at least 1"),

@@ -6,6 +6,7 @@ from typing import Any, Self, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from kvpool.events import BlockStored
 from kvpool.types import BlockHash, BlockId, GroupId
 
 _Row: TypeAlias = bytes | bytearray | memoryview | npt.NDArray[np.uint8]
@@ -43,6 +44,12 @@ def encode_blocks(blocks: npt.NDArray[np.int32] | npt.NDArray[np.int64]) -> list
 
 def compressions(count: int) -> int:
     """So many SHA-256 compressions, one after the other: what benchmarks measure against."""
+
+def follow(lines: npt.NDArray[np.int32], heads: npt.NDArray[np.int32], steps: int) -> None:
+    """Each head goes on to the line that its line begins with, `steps` times: what benchmarks measure against.
+
+    A line is 16 numbers, 64 bytes. A head waits for its line; several heads wait at the same time.
+    """
 
 class Pool:
     """See `kvpool.core.block_pool.BlockPool`; here is what it does not have."""
@@ -135,51 +142,83 @@ class Rows:
         windows: Iterable[tuple[int, int, Iterable[GroupId]]],
         published: Iterable[tuple[GroupId, bool]],
         remainders: Iterable[int],
-        on_stored: Callable[[list[Any]], object] | None,
+        on_stored: Callable[[list[BlockStored]], object] | None,
         on_named: Callable[[list[BlockHash]], object] | None,
         /,
     ) -> Self:
         """`windows`: tokens, sink blocks and groups of each; `published`: the groups that publish, whether as spare.
 
         A row of n tokens may let go of blocks where n % block_size is one of `remainders`. `on_stored` gets what a step
-        stored as `EventLog` notes it; without it no event is told, of what was evicted neither. `on_named` gets the
+        stored, an event for each block; without it no event is told, of what was evicted neither. `on_named` gets the
         names alone.
         """
 
-    def add(self, length: int, limit: int | None, block_ids: Iterable[_Ids], first_held: Iterable[int], /) -> None:
-        """A row at the end, `limit` tokens long at its end. It is not to be stepped before `follow`."""
+    def add(
+        self,
+        request: Any,
+        table: Any,
+        late_name: str | None,
+        tokens: list[int],
+        block_ids: list[list[BlockId]],
+        first_held: Iterable[int],
+        num_computed: int,
+        limit: int | None,
+        tail: _Tokens,
+        parent: BlockHash,
+        extra: bytes | None,
+        plain_from: int,
+        /,
+    ) -> None:
+        """A row at the end, `limit` tokens long at its end. `tokens` and `block_ids` are the request's and its table's.
 
-    def follow(self, row: int, token_ids: _Tokens, parent: BlockHash, extra: bytes | None, plain_from: int, /) -> None:
+        `late_name` is the attribute of the request that may be taken away; None: its tokens are always up to date.
+        The rest as in `follow`.
+        """
+
+    def follow(
+        self,
+        row: int,
+        request: Any,
+        num_tokens: int,
+        tail: _Tokens,
+        parent: BlockHash,
+        extra: bytes | None,
+        plain_from: int,
+        /,
+    ) -> None:
         """All blocks before these last tokens of the row are committed, the last of them under the name `parent`.
 
         Blocks that begin at token `plain_from` or later have the encoded extra keys `extra`, and are published.
+        Nothing happens when the row is another request's by now, or is longer.
         """
 
-    def remove(self, rows: Iterable[int], /) -> None:
-        """The others keep their order."""
+    def remove(self, requests: Iterable[Any], /) -> None:
+        """They leave, up to date; the others keep their order. UsageError, and nothing changes, for who has no row."""
 
-    def step(self, token_ids: _Tokens, requests: list[Any], is_published: bool, /) -> _Answer | bool | None:
+    def step(self, token_ids: _Tokens, is_published: bool, /) -> _Answer | bool | None:
         """Full blocks are committed, each row gets a token and room for it; None: nothing grew, all have room.
 
-        `requests` has one for each row, for the answer. False, and nothing has changed, where that cannot be done here:
-        no token for each row, a row without room, a block that is not plain. With `is_published` all full blocks are
-        committed already.
+        False, and nothing has changed, where that cannot be done here: no token for each row, a row without room, a
+        block that is not plain. With `is_published` all full blocks are committed already.
         """
 
-    def serve(self, requests: list[Any], /) -> _Answer | None:
-        """Room for rows without, as far as there is any."""
+    def serve(self) -> bool:
+        """Room for rows without, as far as there is any. Whether all have room now."""
 
-    def hide(self) -> None:
-        """`news` has an answer for every row from now on."""
+    def settle(self) -> None:
+        """Write down what is new of all rows."""
 
-    def news(self, row: int, /) -> tuple[list[int], list[list[BlockId]], list[int], int] | None:
-        """What is new since the last call: tokens, block ids by group; first held blocks, committed tokens."""
+    def read(self, thing: object, name: str, /) -> Any:
+        """An attribute of a request or a table once that is done; nobody can make a step in between."""
 
-    def rows_of(self, requests: Sequence[Any], some: Iterable[Any], /) -> list[int]:
-        """The places of some of these objects among them all, rising."""
+    def borders(self) -> list[tuple[int, Any, Any]]:
+        """Row, request and table of each whose length is a multiple of the block size, up to date."""
 
-    def border_rows(self) -> list[int]:
-        """Rows whose length is a multiple of the block size."""
+    def requests(self) -> list[Any]:
+        """In order of their rows. A list that stays as it is when requests leave."""
+
+    def member(self, row: int, /) -> tuple[Any, Any]:
+        """The request and the table of a row."""
 
     def ending_rows(self) -> list[int]:
         """Rows whose next token is their last."""

@@ -120,9 +120,9 @@ NameList::NameList(PyObject* given) {
   names_ = {own_.data(), own_.size()};
 }
 
-PyObject* list_of(const int32_t* ids, size_t count) {
-  Ref list = Ref::made(PyList_New(count));
-  for (size_t i = 0; i < count; i++) {
+PyObject* list_of(const std::vector<int32_t> ids) {
+  Ref list = Ref::made(PyList_New(ids.size()));
+  for (size_t i = 0; i < ids.size(); i++) {
     Ref id = Ref::made(PyLong_FromLong(ids[i]));
     PyList_SetItem(list.get(), i, id.release());
   }

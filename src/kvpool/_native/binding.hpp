@@ -17,9 +17,10 @@ namespace kvpool {
 // A Python error is set.
 struct Raised {};
 
-// kvpool.errors.UsageError, kvpool.errors.ConfigError.
+// kvpool.errors.UsageError, kvpool.errors.ConfigError, kvpool.events.BlockStored.
 extern PyObject* usage_error;
 extern PyObject* config_error;
+extern PyObject* block_stored;
 extern PyObject* pool_type;
 
 template <class... Values>
@@ -218,7 +219,8 @@ class NameList {
 // Whether these are names in one row of bytes.
 bool is_row_of_bytes(PyObject* given);
 
-PyObject* list_of(const int32_t* ids, size_t count);
+// A list of ids of one's own: the garbage collector may run first, and whatever it calls.
+PyObject* list_of(const std::vector<int32_t> ids);
 
 PyObject* make_pool_type();
 PyObject* make_rows_type();

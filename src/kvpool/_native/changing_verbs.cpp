@@ -1,4 +1,6 @@
 // The verbs of a pool that change it.
+#include <map>
+
 #include "dependents.hpp"
 #include "pool_type.hpp"
 
@@ -28,7 +30,7 @@ PyObject* allocate(PyObject* self, PyObject* given) {
     pool.allocate(count, taken.data(), listener.dropped());
     Ref list;
     try {
-      list = Ref(list_of(taken.data(), count));
+      list = Ref(list_of(taken));
     } catch (const Raised&) {
       pool.free({taken.data(), count}, Runs::kOne);  // nobody would know of them
       throw;
@@ -218,7 +220,7 @@ std::vector<uint32_t> dependents_of(const Pool& pool, PyObject* const* given, Py
 PyObject* find_dependents(PyObject* self, PyObject* const* given, Py_ssize_t count) {
   return guarded([&] {
     const std::vector<uint32_t> blocks = dependents_of(pool_of(self), given, count, false);
-    return list_of(reinterpret_cast<const int32_t*>(blocks.data()), blocks.size());
+    return list_of({blocks.begin(), blocks.end()});
   });
 }
 
@@ -235,16 +237,15 @@ PyObject* withdraw_dependents(PyObject* self, PyObject* const* given, Py_ssize_t
 }  // namespace
 
 void tell_removed(PyObject* on_removed, const Dropped& dropped) {
-  for (const uint8_t group : dropped.groups) {
-    Ref names = Ref::made(PyList_New(0));
-    for (size_t i = 0; i < dropped.names.size(); i++) {
-      if (dropped.group_of_name[i] != group) continue;
-      const Ref name = Ref::made(to_python(dropped.names[i]));
-      if (PyList_Append(names.get(), name.get()) < 0) throw Raised{};
-    }
-    if (!PyList_Size(names.get())) continue;
-    const Ref told = Ref::made(PyObject_CallFunction(on_removed, "OI", names.get(), unsigned{group}));
+  std::map<uint8_t, Ref> lists;
+  for (size_t i = 0; i < dropped.names.size(); i++) {
+    Ref& names = lists[dropped.group_of_name[i]];
+    if (!names.get()) names = Ref::made(PyList_New(0));
+    const Ref name = Ref::made(to_python(dropped.names[i]));
+    if (PyList_Append(names.get(), name.get()) < 0) throw Raised{};
   }
+  for (const auto& [group, names] : lists)
+    const Ref told = Ref::made(PyObject_CallFunction(on_removed, "OI", names.get(), unsigned{group}));
 }
 
 PyMethodDef changing_verbs[] = {{"touch", touch, METH_O, nullptr},

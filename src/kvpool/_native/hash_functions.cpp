@@ -228,6 +228,30 @@ PyObject* compressions(PyObject*, PyObject* given) {
   });
 }
 
+constexpr const char* kFollowWords[] = {"lines", "heads", "steps"};
+
+PyObject* follow(PyObject*, PyObject* const* given, Py_ssize_t count, PyObject* keywords) {
+  return guarded([&]() -> PyObject* {
+    const Arguments<3> arguments(kFollowWords, 3, 3, given, count, keywords);
+    Buffer lines;
+    lines.open(arguments.at[0]);
+    if (!lines.has_integers() || lines.item() != 4 || !lines.is_aligned()) raise(PyExc_TypeError, "lines are an array of int32");
+    const IdRoom heads(arguments.at[1]);
+    const long long steps = integer(arguments.at[2]);
+    const uint32_t* line = lines.data<uint32_t>();
+    int32_t* head = heads.data();
+    const size_t num_lines = lines.length() / 64, num_heads = heads.size();
+    for (long long step = 0; step < steps; step++) {
+      for (size_t i = 0; i < num_heads; i++) {
+        const uint32_t at = head[i];
+        if (at >= num_lines) raise(PyExc_IndexError, "there is no line %zd", static_cast<Py_ssize_t>(head[i]));
+        head[i] = line[16 * size_t{at}];
+      }
+    }
+    return none();
+  });
+}
+
 PyObject* features(PyObject*, PyObject*) {
   return Py_BuildValue("{s:s}", "sha256", sha().name);
 }
@@ -248,6 +272,8 @@ PyMethodDef hashing_functions[] = {
      "The name of one block whose tokens are encoded already."},
     {"encode_blocks", encode_blocks, METH_O, "The encoded tokens of each row; None where a token id does not fit."},
     {"compressions", compressions, METH_O, "So many SHA-256 compressions one after the other, for benchmarks."},
+    {"follow", as_method(follow), METH_FASTCALL | METH_KEYWORDS,
+     "Each head goes on to the line that its line begins with, `steps` times, for benchmarks."},
     {"features", features, METH_NOARGS, "What of the processor is used."},
     {nullptr, nullptr, 0, nullptr}};
 

@@ -58,8 +58,9 @@ class BlockMessages {
   void names(const uint8_t* parent, const uint32_t* tokens, size_t count, const Encoded* extras, uint8_t* out) {
     const auto extra_of = [&](size_t at) { return extras ? extras[at] : Encoded{}; };
     const auto write_at = [&](size_t at) { write(at % 2, tokens + at * block_size_, extra_of(at), out + 32 * at); };
+    if (!count) return;  // and no room is needed, however large a block is
     make_room(2, longest(extras ? count : 0, extra_of));
-    if (count) write_at(0);
+    write_at(0);
     for (size_t at = 0; at < count; at++) {
       // One block ahead: hashing waits for itself, and this fills its pauses; and what was written a while ago is
       // read in wider pieces without waiting.
@@ -72,6 +73,7 @@ class BlockMessages {
 
   // The names of blocks that do not follow one another: two of them are hashed side by side.
   void names(const Single* blocks, size_t count) {
+    if (!count) return;
     make_room(kSome, longest(count, [&](size_t at) { return blocks[at].extra; }));
     for (size_t first = 0; first < count; first += kSome) {
       const size_t some = count - first < kSome ? count - first : kSome;

@@ -6,6 +6,7 @@ namespace kvpool {
 
 PyObject* usage_error = nullptr;
 PyObject* config_error = nullptr;
+PyObject* block_stored = nullptr;
 PyObject* pool_type = nullptr;
 
 namespace {
@@ -15,6 +16,8 @@ int fill(PyObject* module) {
     const Ref errors = Ref::made(PyImport_ImportModule("kvpool.errors"));
     usage_error = Ref::made(PyObject_GetAttrString(errors.get(), "UsageError")).release();
     config_error = Ref::made(PyObject_GetAttrString(errors.get(), "ConfigError")).release();
+    const Ref events = Ref::made(PyImport_ImportModule("kvpool.events"));
+    block_stored = Ref::made(PyObject_GetAttrString(events.get(), "BlockStored")).release();
     pool_type = Ref::made(make_pool_type()).release();
     if (PyModule_AddObjectRef(module, "Pool", pool_type) < 0) throw Raised{};
     view_type = Ref::made(make_view_type()).release();

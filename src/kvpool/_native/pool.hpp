@@ -46,11 +46,17 @@ struct Span {
 using Ids = Span<int32_t>;
 using Names = Span<Name>;
 
-// Names that can be found no longer, in order; and the groups in the order in which they lost blocks.
+// Names that can be found no longer, in order.
 struct Dropped {
   std::vector<Name> names;
   std::vector<uint8_t> group_of_name;
-  std::vector<uint8_t> groups;
+
+  void clear() { names.clear(), group_of_name.clear(); }
+
+  void reserve_more(size_t count) {
+    names.reserve(names.size() + count);
+    group_of_name.reserve(names.size() + count);
+  }
 };
 
 // How ids are to be freed: as one run; as several with the null block between two; each for itself.
@@ -166,7 +172,7 @@ class Pool {
   // `count` blocks with one holder and no name; false, and nothing has changed, when fewer are free.
   bool allocate(size_t count, int32_t* taken, Dropped* dropped) {
     if (count > queue_.size()) return false;
-    if (dropped) reserve(*dropped, count);
+    if (dropped) dropped->reserve_more(count);
     queue_.take(static_cast<uint32_t>(count), reinterpret_cast<uint32_t*>(taken));
     uint32_t num_named = 0;
     for (size_t first = 0; first < count; first += kAhead) {
@@ -234,16 +240,10 @@ class Pool {
  private:
   friend class Dependents;
   friend struct Spoiler;
-  static constexpr size_t kAhead = 16;
+  static constexpr size_t kAhead = 32;
 
   static std::string text(const char* before, int64_t id, const char* after) {
     return before + std::to_string(id) + after;
-  }
-
-  static void reserve(Dropped& dropped, size_t count) {
-    dropped.names.reserve(count);
-    dropped.group_of_name.reserve(count);
-    dropped.groups.reserve(256);
   }
 
   uint64_t place(const Name& name, unsigned group) const { return secrets().place(secrets().fold(name), group); }

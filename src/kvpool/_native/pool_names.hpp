@@ -68,10 +68,7 @@ inline bool Pool::drop(uint32_t id, Dropped* dropped) {
     pass_on(id);
   }
   block.marks &= static_cast<uint8_t>(kHeld | kSeen);
-  if (!dropped) return is_gone;
-  auto& groups = dropped->groups;
-  if (std::find(groups.begin(), groups.end(), block.group) == groups.end()) groups.push_back(block.group);
-  if (is_gone) {
+  if (dropped && is_gone) {
     dropped->names.push_back(names_[id]);
     dropped->group_of_name.push_back(block.group);
   }
@@ -102,7 +99,7 @@ inline void Pool::pass_on(uint32_t id) {
 }
 
 inline void Pool::forget(const std::vector<uint32_t>& ids, Dropped* dropped) {
-  if (dropped) reserve(*dropped, ids.size());
+  if (dropped) dropped->reserve_more(ids.size());
   uint32_t num_idle = 0, behind = kNullBlock;
   for (const uint32_t id : ids)
     if (!queue_[id].has(kHeld)) queue_.detach(id);

@@ -13,7 +13,7 @@ PyObject* free_block_ids(PyObject* self, PyObject*) {
     std::vector<int32_t> ids;
     ids.reserve(queue.size());
     for (uint32_t id = queue.next(kNullBlock); id != kNullBlock; id = queue.next(id)) ids.push_back(id);
-    return list_of(ids.data(), ids.size());
+    return list_of(std::move(ids));
   });
 }
 
@@ -42,10 +42,12 @@ PyObject* names(PyObject* self, PyObject* const* given, Py_ssize_t count, PyObje
     const Arguments<1> arguments(words, 0, 1, given, count, keywords);
     const Pool& pool = pool_of(self);
     const unsigned group = group_of(arguments.at[0], pool);
+    std::vector<Name> all;
+    for (uint32_t id = 1; id < pool.num_blocks(); id++)
+      if (pool.is_found(id, group)) all.push_back(*pool.name(id));
     Ref found = Ref::made(PySet_New(nullptr));
-    for (uint32_t id = 1; id < pool.num_blocks(); id++) {
-      if (!pool.is_found(id, group)) continue;
-      const Ref one = Ref::made(to_python(*pool.name(id)));
+    for (const Name& name : all) {
+      const Ref one = Ref::made(to_python(name));
       if (PySet_Add(found.get(), one.get()) < 0) throw Raised{};
     }
     return found.release();
@@ -106,7 +108,7 @@ PyObject* match(PyObject* self, PyObject* const* given, Py_ssize_t count, PyObje
     } else {
       match_each(pool, names, group, found);
     }
-    return list_of(found.data(), found.size());
+    return list_of(std::move(found));
   });
 }
 

@@ -52,10 +52,18 @@ struct Row {
   int64_t limit = INT64_MAX;       // its length at its end
   int64_t num_told_tokens = 0;     // its request knows of so many
   uint32_t num_told_blocks = 0;
-  bool is_untold = false;
   bool has_extra = false;
   Name parent{};                   // of the last committed block
   std::string extra;               // encoded extra keys of every block from `plain_from` on
+};
+
+// What follows the last committed block of a row, for `follow`.
+struct Tail {
+  std::vector<int64_t> tokens;
+  Name parent{};
+  bool has_extra = false;
+  std::string extra;
+  int64_t plain_from = INT64_MAX;
 };
 
 // Block `first_block` of a row became findable in all groups that publish.
@@ -70,7 +78,7 @@ struct Outcome {
   std::vector<int32_t> block_ids;  // these, row by row, group by group
   std::vector<Stored> stored;
   std::vector<int64_t> tokens;     // of the blocks that were stored, one after the other
-  std::vector<Dropped> removed;    // by allocation
+  Dropped removed;                 // by allocation
 
   void clear() { grown.clear(), block_ids.clear(), stored.clear(), tokens.clear(), removed.clear(); }
 };
@@ -92,6 +100,10 @@ class Rows {
   const std::vector<uint32_t>& unserved() const { return unserved_; }
   const uint32_t* first_held(size_t at) const { return first_held_.data() + at * layout_.windows.size(); }
 
+  // Whether its request knows of all tokens and blocks of the row; and how many do.
+  bool is_told(size_t at) const { return told_[at]; }
+  size_t num_told() const { return num_told_; }
+
   // The most blocks that a row has in a group.
   size_t num_columns() const { return num_columns_; }
 
@@ -103,8 +115,11 @@ class Rows {
     make_room(unserved_, 1);
     make_room(first_held_, num_windows);
     make_room(fills_, 1);
+    make_room(told_, 1);
     make_room(recent_, 1);
     rows_.emplace_back();
+    told_.push_back(1);
+    num_told_++;
     fills_.push_back(0);
     recent_.emplace_back();
     Row& row = rows_.back();
@@ -118,39 +133,37 @@ class Rows {
     if (num_slots(row) < length) unserved_.push_back(static_cast<uint32_t>(at));
   }
 
-  // All blocks of the row before its last `count` tokens are committed, the last of them under the name `parent`.
-  void follow(size_t at, const int64_t* tokens, size_t count, const Name& parent, const std::string* extra,
-              int64_t plain_from) {
+  // All blocks of the row before these last tokens are committed, the last of them under the name `parent`. At most a
+  // block of tokens, in a vector with room for one.
+  void follow(size_t at, Tail&& tail) {
     Row& row = rows_[at];
-    std::vector<int64_t> recent;
-    recent.reserve(layout_.block_size);
-    recent.assign(tokens, tokens + count);
-    std::string own = extra ? *extra : std::string();
-    recent_[at].swap(recent);
-    row.extra.swap(own);
-    row.has_extra = extra;
-    fills_[at] = static_cast<uint32_t>(count);
+    recent_[at].swap(tail.tokens);
+    row.extra.swap(tail.extra);
+    row.has_extra = tail.has_extra;
+    fills_[at] = static_cast<uint32_t>(recent_[at].size());
     row.num_told_tokens = lengths_[at];
-    row.parent = parent;
-    row.plain_from = plain_from;
-    note_width(tokens, count, at, 0);
+    row.parent = tail.parent;
+    row.plain_from = tail.plain_from;
+    note_width(recent_[at].data(), recent_[at].size(), at, 0);
   }
 
   // The rows that `is_gone` leave, the others keep their order.
   void remove(const std::vector<uint8_t>& is_gone);
 
-  // What requests know of the rows may be true no longer.
-  void hide() {
-    for (Row& row : rows_) row.is_untold = true;
+  // What its request knows of the row may be true no longer.
+  void untell(size_t at) {
+    num_told_ -= told_[at];
+    told_[at] = 0;
   }
 
   // Its request knows of all tokens and blocks of the row now.
-  void told(size_t at) {
+  void tell(size_t at) {
     Row& row = rows_[at];
     recent_[at].erase(recent_[at].begin(), recent_[at].end() - fills_[at]);
     row.num_told_tokens = lengths_[at];
     row.num_told_blocks = row.num_blocks;
-    row.is_untold = false;
+    num_told_ += !told_[at];
+    told_[at] = 1;
   }
 
   // All blocks that are full now are committed, then each row has one token more, and room for it where there is any.
@@ -224,6 +237,8 @@ class Rows {
   size_t num_lengths_ = kFirst;
   std::vector<Row> rows_;
   std::vector<uint32_t> fills_;                // how many tokens lie behind the last committed block
+  std::vector<uint8_t> told_;
+  size_t num_told_ = 0;
   std::vector<std::vector<int64_t>> recent_;   // the last tokens, these at least; room for a block that is not full
   uint32_t num_columns_ = 0;
   std::vector<uint32_t> first_held_;  // of each row, for each window: blocks before were let go of, but for sinks

@@ -7,6 +7,7 @@ namespace kvpool {
 inline void Rows::remove(const std::vector<uint8_t>& is_gone) {
   const size_t num_windows = layout_.windows.size(), count = size();
   size_t to = 0, num_settled = 0, num_unserved = 0;
+  num_told_ = 0;
   num_columns_ = 0;
   auto next = unserved_.begin();
   for (size_t at = 0; at < count; at++) {
@@ -15,6 +16,7 @@ inline void Rows::remove(const std::vector<uint8_t>& is_gone) {
     if (is_gone[at]) continue;
     num_columns_ = std::max(num_columns_, rows_[at].num_blocks);
     num_settled += at < num_settled_;
+    num_told_ += told_[at];
     if (is_unserved) unserved_[num_unserved++] = static_cast<uint32_t>(to);
     if (to != at) {
       const uint32_t cells = std::max(rows_[at].num_blocks, rows_[to].num_blocks);
@@ -22,6 +24,7 @@ inline void Rows::remove(const std::vector<uint8_t>& is_gone) {
       rows_[to] = std::move(rows_[at]);
       lengths_[to] = lengths_[at];
       fills_[to] = fills_[at];
+      told_[to] = told_[at];
       recent_[to].swap(recent_[at]);
       for (size_t w = 0; w < num_windows; w++) first_held_[to * num_windows + w] = first_held_[at * num_windows + w];
       // The place is free again; what moves there later must find out how much of it is in use.
@@ -32,6 +35,7 @@ inline void Rows::remove(const std::vector<uint8_t>& is_gone) {
   for (size_t at = to; at < count; at++) blocks_.clear(at, blocks_.columns());
   rows_.resize(to);
   fills_.resize(to);
+  told_.resize(to);
   recent_.resize(to);
   first_held_.resize(to * num_windows);
   unserved_.resize(num_unserved);
@@ -59,6 +63,7 @@ inline void Rows::serve(bool is_listened_to, Outcome& outcome) {
   blocks_.reserve(size(), num_columns_ + 1, size());
   outcome.grown.reserve(turns_.size());
   outcome.block_ids.reserve(turns_.size() * layout_.num_groups());
+  if (is_listened_to) outcome.removed.reserve_more(turns_.size() * layout_.num_groups());
   if (layout_.is_plain()) {
     extend_at_once(outcome, is_listened_to);
   } else {
@@ -90,7 +95,10 @@ inline bool Rows::prepare(bool is_published, Outcome& outcome, bool is_listened_
   outcome.grown.reserve(count);
   outcome.block_ids.reserve(count * layout_.num_groups());
   outcome.stored.reserve(full_.size());
-  if (is_listened_to) outcome.removed.reserve(count), outcome.tokens.reserve(full_.size() * layout_.block_size);
+  if (is_listened_to) {
+    outcome.removed.reserve_more(count * layout_.num_groups());
+    outcome.tokens.reserve(full_.size() * layout_.block_size);
+  }
   ids_.resize(std::max(full_.size(), count));
   names_.resize(full_.size());
   singles_.resize(full_.size());
@@ -217,11 +225,7 @@ void Rows::for_each_dead(const Row& row, size_t at, const uint32_t* first, const
 }
 
 inline bool Rows::allocate(size_t count, int32_t* taken, Outcome& outcome, bool is_listened_to) {
-  if (!is_listened_to) return pool_.allocate(count, taken, nullptr);
-  Dropped dropped;
-  const bool is_served = pool_.allocate(count, taken, &dropped);
-  if (!dropped.names.empty()) outcome.removed.push_back(std::move(dropped));
-  return is_served;
+  return pool_.allocate(count, taken, is_listened_to ? &outcome.removed : nullptr);
 }
 
 inline void Rows::grow(size_t at, const int32_t* ids) {

@@ -22,7 +22,8 @@ unsigned group_at(PyObject* given, size_t num_groups) {
 void read_windows(PyObject* given, Layout& layout) {
   const Items windows(given);
   for (size_t i = 0; i < windows.size(); i++) {
-    const Items parts(windows[i]);
+    const Ref kept = Ref::borrowed(windows[i]);
+    const Items parts(kept.get());
     layout.windows.push_back({integer(parts[0]), small(parts[1], "num_sink_blocks")});
     if (layout.windows.back().num_tokens < 1) raise(PyExc_ValueError, "a window has at least 1 token");
     const Items groups(parts[2]);
@@ -36,7 +37,8 @@ void read_windows(PyObject* given, Layout& layout) {
 void read_published(PyObject* given, const Pool& pool, Layout& layout) {
   const Items published(given);
   for (size_t i = 0; i < published.size(); i++) {
-    const Items parts(published[i]);
+    const Ref kept = Ref::borrowed(published[i]);
+    const Items parts(kept.get());
     const int is_spare = PyObject_IsTrue(parts[1]);
     if (is_spare < 0) throw Raised{};
     if (is_spare && !pool.is_ranked()) raise(PyExc_ValueError, "spare blocks need a pool with ranks");
@@ -81,12 +83,14 @@ PyObject* make(PyTypeObject* type, PyObject* arguments, PyObject* keywords) {
     read_published(given[4], pool, layout);
     read_remainders(given[5], layout);
     auto rows = std::make_unique<Rows>(pool, std::move(layout));
-    auto outcome = std::make_unique<Outcome>();
+    auto members = std::make_unique<std::vector<Member>>();
+    Ref requests = Ref::made(PyList_New(0));
     const auto allocate = reinterpret_cast<allocfunc>(PyType_GetSlot(type, Py_tp_alloc));
     Ref self = Ref::made(allocate(type, 0));
     RowsObject& object = rows_object_of(self.get());
     object.rows = rows.release();
-    object.outcome = outcome.release();
+    object.members = members.release();
+    object.requests = requests.release();
     object.pool = Ref::borrowed(given[0]).release();
     object.on_stored = is_given(given[6]) ? Ref::borrowed(given[6]).release() : nullptr;
     object.on_named = is_given(given[7]) ? Ref::borrowed(given[7]).release() : nullptr;
@@ -94,14 +98,38 @@ PyObject* make(PyTypeObject* type, PyObject* arguments, PyObject* keywords) {
   });
 }
 
+int traverse(PyObject* self, visitproc visit, void* arg) {
+  const RowsObject& object = rows_object_of(self);
+  Py_VISIT(Py_TYPE(self));
+  for (PyObject* one : {object.requests, object.pool, object.on_stored, object.on_named}) Py_VISIT(one);
+  if (!object.members) return 0;
+  for (const Member& member : *object.members)
+    for (const Ref* one : {&member.request, &member.table, &member.tokens, &member.block_ids}) Py_VISIT(one->get());
+  return 0;
+}
+
+// The pool stays: the rows have a reference to it.
+int clear(PyObject* self) {
+  RowsObject& object = rows_object_of(self);
+  std::vector<Member> gone;
+  if (object.members) object.members->swap(gone);
+  if (object.rows) object.rows->remove(std::vector<uint8_t>(object.rows->size(), 1));
+  object.num_eager = 0;
+  Py_CLEAR(object.on_stored);
+  Py_CLEAR(object.on_named);
+  return 0;
+}
+
 void unmake(PyObject* self) {
+  PyObject_GC_UnTrack(self);
+  clear(self);
   RowsObject& object = rows_object_of(self);
   PyTypeObject* type = Py_TYPE(self);
   delete object.rows;
+  delete object.members;
   delete object.outcome;
+  Py_XDECREF(object.requests);
   Py_XDECREF(object.pool);
-  Py_XDECREF(object.on_stored);
-  Py_XDECREF(object.on_named);
   reinterpret_cast<freefunc>(PyType_GetSlot(type, Py_tp_free))(self);
   Py_DECREF(type);
 }
@@ -109,11 +137,22 @@ void unmake(PyObject* self) {
 }  // namespace
 
 PyObject* make_rows_type() {
-  static PyType_Slot slots[] = {{Py_tp_new, reinterpret_cast<void*>(make)},
-                                {Py_tp_dealloc, reinterpret_cast<void*>(unmake)},
-                                {Py_tp_methods, rows_verbs},
-                                {0, nullptr}};
-  static PyType_Spec spec = {"kvpool._native._core.Rows", sizeof(RowsObject), 0, Py_TPFLAGS_DEFAULT, slots};
+  make_words();
+  static std::vector<PyMethodDef> verbs;
+  if (verbs.empty()) {
+    verbs.insert(verbs.end(), rows_members_verbs, rows_members_verbs + num_rows_members_verbs);
+    verbs.insert(verbs.end(), rows_steps_verbs, rows_steps_verbs + num_rows_steps_verbs);
+    verbs.insert(verbs.end(), rows_reading_verbs, rows_reading_verbs + num_rows_reading_verbs);
+    verbs.push_back({nullptr, nullptr, 0, nullptr});
+  }
+  PyType_Slot slots[] = {{Py_tp_new, reinterpret_cast<void*>(make)},
+                         {Py_tp_dealloc, reinterpret_cast<void*>(unmake)},
+                         {Py_tp_traverse, reinterpret_cast<void*>(traverse)},
+                         {Py_tp_clear, reinterpret_cast<void*>(clear)},
+                         {Py_tp_methods, verbs.data()},
+                         {0, nullptr}};
+  PyType_Spec spec = {"kvpool._native._core.Rows", sizeof(RowsObject), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+                      slots};
   return PyType_FromSpec(&spec);
 }
 

@@ -4,9 +4,10 @@ Owns: the length of each row, and the length at which it ends.
 Knows nothing of: which requests are live. The manager looks them up, and is the one to call.
 """
 
+import operator
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain, repeat
 from typing import Any
@@ -19,7 +20,7 @@ from kvpool.core.block_table import BlockTable
 from kvpool.core.groups import Groups
 from kvpool.core.hashing import BlockHasher
 from kvpool.core.publisher import Publisher
-from kvpool.core.request import RequestLike, require_token_ids
+from kvpool.core.request import RequestLike, plain_ids
 from kvpool.core.room import Room
 from kvpool.errors import UsageError
 from kvpool.types import NULL_BLOCK, BlockId, GroupId
@@ -46,9 +47,8 @@ class DecodeBatch:
     """
 
     def __init__(self, pool: BlockPool, room: Room, groups: Groups, publisher: Publisher, hasher: BlockHasher) -> None:
-        self.requests: list[RequestLike] = []
-        self.unserved: list[RequestLike] = []
-        """Those whose last token has no room, in order of their rows."""
+        self._requests: list[RequestLike] = []
+        self._unserved: list[RequestLike] = []
         self._pool = pool
         self._room = room
         self._groups = groups
@@ -65,6 +65,16 @@ class DecodeBatch:
         return len(self.requests)
 
     @property
+    def requests(self) -> list[RequestLike]:
+        """In order of their rows. Read it, do not write it; it stays as it is when requests leave."""
+        return self._requests
+
+    @property
+    def unserved(self) -> list[RequestLike]:
+        """Those whose last token has no room, in order of their rows; a list of the caller's own."""
+        return self._unserved.copy()
+
+    @property
     def num_tokens(self) -> npt.NDArray[np.int64]:
         """How many tokens each row has, the one to be computed next included. Changes with the next step."""
         return self._lengths
@@ -76,36 +86,42 @@ class DecodeBatch:
 
     def add(self, requests: Sequence[RequestLike], tables: Sequence[BlockTable]) -> None:
         """Rows at the end. UsageError, and nothing changes, when a token before the last has no room."""
-        require_room(requests, tables)
-        if not requests:
-            return
-        tokens = [request.token_ids for request in requests]
+        for request, table in zip(requests, tables, strict=True):
+            require_room(request, table)
+        tokens = list(map(list_of_tokens, requests))
         lengths = list(map(len, tokens))
-        self.requests += requests
+        limits = list(map(longest, requests))
+        self._requests += requests
         self._tables += tables
         self._tokens += tokens
-        self._lengths = np.append(self._lengths, lengths)
-        self._limits = np.append(self._limits, list(map(_longest, requests)))
+        self._lengths = np.append(self._lengths, np.array(lengths, dtype=np.int64))
+        self._limits = np.append(self._limits, np.array(limits, dtype=np.int64))
         rows = zip(requests, tables, lengths, strict=True)
-        self.unserved += [request for request, table, length in rows if table.num_slots < length]
+        self._unserved += [request for request, table, length in rows if table.num_slots < length]
 
-    def publish_from(self, row: int, num_left: int) -> None:
-        """All tokens of this and the following rows but the last `num_left` are computed."""
-        for tokens, table in zip(self._tokens[row:], self._tables[row:], strict=True):
-            table.num_computed = max(table.num_computed, len(tokens) - num_left)
-        self._publisher.publish(self.requests[row:], self._tables[row:])
+    def join(self, request: RequestLike, table: BlockTable) -> None:
+        """A row at the end, all of whose tokens but the last are computed. Nothing changes when that raises."""
+        self._publish_all_but_last(request, table)
+        self.add([request], [table])
+        table.is_decoding = True
 
-    def remove(self, leaving: Collection[RequestLike]) -> None:
+    def remove(self, leaving: Iterable[RequestLike]) -> None:
         """Take rows out, the others keep their order. The tables of those that leave are up to date again.
 
         UsageError, and nothing changes, when one of them has no row here.
         """
-        rows, gone = self._require_rows(leaving), set(leaving)
+        gone = set(leaving)
+        rows = [row for row, request in enumerate(self._requests) if request in gone]
+        if len(rows) < len(gone):
+            stranger = gone.difference(self._requests).pop()
+            raise UsageError(f"request {stranger.request_id!r} leaves a batch that it is not in")
         self.settle()
-        self.unserved = [request for request in self.unserved if request not in gone]
+        for row in rows:
+            self._tables[row].is_decoding = False
+        self._unserved = [request for request in self._unserved if request not in gone]
         self._num_settled -= bisect_left(rows, self._num_settled)
-        self.requests = self.requests.copy()
-        for column in (self.requests, self._tables, self._tokens):
+        self._requests = self._requests.copy()
+        for column in (self._requests, self._tables, self._tokens):
             delete_rows(column, rows)
         self._lengths = np.delete(self._lengths, rows)
         self._limits = np.delete(self._limits, rows)
@@ -115,26 +131,34 @@ class DecodeBatch:
         rows: list[int] = (self._lengths >= self._limits - 1).nonzero()[0].tolist()
         return rows
 
-    def step(self, token_ids: Sequence[int]) -> StepResult:
+    def step(self, token_ids: Iterable[int]) -> StepResult:
         """See `KVCacheManager.step`."""
-        self.validate(token_ids)
-        if isinstance(token_ids, np.ndarray):
-            token_ids = token_ids.tolist()
+        return self._move(self._tokens_of_step(token_ids))
+
+    def only_step(self, token_ids: Iterable[int]) -> StepResult:
+        """The same for a batch that is made for one step, of requests whose tables may be behind."""
+        numbers = self._tokens_of_step(token_ids)
+        self._publisher.publish(self._requests, self._tables, self._lengths.tolist())
+        result = self._move(numbers)
+        self.settle()
+        return result
+
+    def _move(self, token_ids: list[int]) -> StepResult:
         self._publish()
         rows, slides = self._turning_rows()
         deque(map(list.append, self._tokens, token_ids), maxlen=0)
         self._lengths += 1
-        result = self._extend([self.requests[row] for row in rows], [self._tables[row] for row in rows], slides)
-        self.unserved = result.unserved
+        result = self._extend([self._requests[row] for row in rows], [self._tables[row] for row in rows], slides)
+        self._unserved = result.unserved.copy()
         return result
 
     def serve(self) -> bool:
         """See `KVCacheManager.serve`."""
-        if self.unserved:
-            in_need = set(self.unserved)
-            tables = [table for request, table in zip(self.requests, self._tables, strict=True) if request in in_need]
-            self.unserved = self._extend(self.unserved, tables, repeat(True)).unserved
-        return not self.unserved
+        if self._unserved:
+            in_need = set(self._unserved)
+            tables = [table for request, table in zip(self._requests, self._tables, strict=True) if request in in_need]
+            self._unserved = self._extend(self._unserved, tables, repeat(True)).unserved
+        return not self._unserved
 
     def settle(self) -> None:
         """Bring all tables up to date."""
@@ -169,49 +193,45 @@ class DecodeBatch:
             slots[group.group_id] += offsets
         return slots
 
-    def validate(self, token_ids: Sequence[int]) -> None:
-        """UsageError unless a step can be made with these tokens."""
-        if len(token_ids) != len(self):
-            raise UsageError(f"{len(self)} requests and {len(token_ids)} tokens: a step takes one token a request")
-        if self.unserved:
-            raise UsageError(f"request {self.unserved[0].request_id!r} has no room for its last token: serve it first")
-        require_token_ids(token_ids)
-
     def belongs_to(self, pool: BlockPool) -> bool:
         """Whether its blocks come from this pool."""
         return self._pool is pool
 
     def check(self) -> None:
         """Raise AssertionError when a request in the batch was moved by anything but `step`. O(rows)."""
-        for request, tokens, table, length in zip(
-            self.requests, self._tokens, self._tables, self.num_tokens.tolist(), strict=True
-        ):
-            assert length == len(tokens), f"{request.request_id!r} grew by {len(tokens) - length} tokens in a batch"
-            assert table.is_decoding, f"{request.request_id!r} is in a batch, and its table does not know"
+        for request, table, length in zip(self._requests, self._tables, self._lengths.tolist(), strict=True):
+            check_row(request, table, length)
 
-    def _require_rows(self, requests: Collection[RequestLike]) -> list[int]:
-        """The rows of these requests, rising. UsageError when one of them has none here."""
-        own = set(requests)
-        rows = self._rows_of(own)
-        if len(rows) < len(own):
-            stranger = own.difference(self.requests).pop()
-            raise UsageError(f"request {stranger.request_id!r} leaves a batch that it is not in")
-        return rows
+    def _tokens_of_step(self, token_ids: Iterable[int]) -> list[int]:
+        """These, as plain numbers. UsageError unless a step can be made with them."""
+        numbers = plain_ids(token_ids)
+        if len(numbers) != len(self):
+            raise UsageError(f"{len(self)} requests and {len(numbers)} tokens: a step takes one token a request")
+        for request in self.unserved:
+            raise UsageError(f"request {request.request_id!r} has no room for its last token: serve it first")
+        return numbers
 
-    def _rows_of(self, requests: Collection[RequestLike]) -> list[int]:
-        return [row for row, request in enumerate(self.requests) if request in requests]
+    def _publish_all_but_last(self, request: RequestLike, table: BlockTable) -> None:
+        """All that can be wrong with a request that joins is found here, before anything changes."""
+        require_room(request, table)
+        tokens = list_of_tokens(request)
+        num_computed = max(table.num_computed, len(tokens) - 1)
+        longest(request)
+        try:
+            plain_ids(tokens[-self._groups.alignment :])
+        except UsageError as error:
+            raise UsageError(f"request {request.request_id!r}: {error}") from None
+        self._publisher.publish((request,), (table,), (num_computed,))
 
     def _publish(self) -> None:
         """Requests whose last block is full in all groups: all of it is computed."""
         rows = (self._lengths % self._groups.alignment == 0).nonzero()[0].tolist()
-        requests, tables = [self.requests[row] for row in rows], [self._tables[row] for row in rows]
-        for row, table in zip(rows, tables, strict=True):
-            table.num_computed = len(self._tokens[row])
+        requests, tables = [self._requests[row] for row in rows], [self._tables[row] for row in rows]
+        lengths = [len(self._tokens[row]) for row in rows]
+        encoded: Iterable[bytes | None] = repeat(None)
         if self._groups.unit == self._groups.alignment:
             encoded = self._hasher.encode(_last_blocks(requests, self._hasher.block_size))
-            self._publisher.publish(requests, tables, encoded)
-        else:
-            self._publisher.publish(requests, tables)
+        self._publisher.publish(requests, tables, lengths, encoded)
 
     def _turning_rows(self) -> tuple[list[int], list[bool]]:
         """The rows that may need or give up a block with their next token, and which may give one up.
@@ -278,28 +298,44 @@ class DecodeBatch:
         return StepResult(in_need[:num_served], np.array(new, dtype=np.int32)[:, None], in_need[num_served:])
 
 
+def check_row(request: RequestLike, table: BlockTable, length: int) -> None:
+    """AssertionError unless the request is as long as its row."""
+    num_more = request.num_tokens - length
+    assert num_more == 0, f"{request.request_id!r} grew by {num_more} tokens in a batch"
+    assert table.is_decoding, f"{request.request_id!r} is in a batch, and its table does not know"
+
+
 def delete_rows(column: list[Any], rows: Sequence[int]) -> None:
     """Take these rows, rising, out of a column."""
     for row in reversed(rows):
         del column[row]
 
 
-def require_room(requests: Sequence[RequestLike], tables: Sequence[BlockTable]) -> None:
+def require_room(request: RequestLike, table: BlockTable) -> None:
     """UsageError when a token before the last of a request has no room."""
-    for request, table in zip(requests, tables, strict=True):
-        if table.num_slots < request.num_tokens - 1:
-            raise UsageError(
-                f"request {request.request_id!r} has {request.num_tokens} tokens and room for {table.num_slots}: "
-                "allocate for it before it decodes"
-            )
+    if table.num_slots < request.num_tokens - 1:
+        raise UsageError(
+            f"request {request.request_id!r} has {request.num_tokens} tokens and room for {table.num_slots}: "
+            "allocate for it before it decodes"
+        )
 
 
-_NO_LIMIT = np.iinfo(np.int64).max
+def list_of_tokens(request: RequestLike) -> list[int]:
+    """The list that a step appends to. UsageError when it is none of token ids, or not the same every time."""
+    tokens = request.token_ids
+    if not isinstance(tokens, list) or tokens is not request.token_ids:
+        raise UsageError(f"request {request.request_id!r}: its token_ids are not one list, the same every time")
+    return tokens
 
 
-def _longest(request: RequestLike) -> int:
-    """How many tokens the request has at its end."""
-    return _NO_LIMIT if request.max_tokens is None else request.num_prompt_tokens + request.max_tokens
+_MOST = np.iinfo(np.int64).max
+
+
+def longest(request: RequestLike) -> int:
+    """How many tokens the request has at its end; as many as there can be where that is not known."""
+    if request.max_tokens is None:
+        return _MOST
+    return min(request.num_prompt_tokens + operator.index(request.max_tokens), _MOST)
 
 
 def _last_blocks(requests: Sequence[RequestLike], block_size: int) -> npt.NDArray[np.int64]:

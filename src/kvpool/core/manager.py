@@ -5,7 +5,7 @@ Knows nothing of: scheduling, models, devices, time.
 """
 
 import operator
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from weakref import WeakSet
 
@@ -218,8 +218,7 @@ class KVCacheManager(Gauges):
                 f"request {request.request_id!r}: {num_computed} tokens committed, {table.num_outside} with those from "
                 "outside: where windows skip blocks, these come all together; `invalidate` what failed"
             )
-        table.num_computed = num_computed
-        return self._publisher.publish((request,), (table,))
+        return self._publisher.publish((request,), (table,), (num_computed,))
 
     def trim(self, request: RequestLike) -> None:
         """The request lets go of blocks that lie wholly behind its last token: room for drafts that were rejected."""
@@ -283,12 +282,9 @@ class KVCacheManager(Gauges):
         last have no room, or when it is in a batch already.
         """
         self._require_own(batch)
-        table = self._require_alone(request)
-        batch.add([request], [table])
-        batch.publish_from(len(batch) - 1, 1)
-        table.is_decoding = True
+        batch.join(request, self._require_alone(request))
 
-    def step(self, requests: DecodeBatch | Sequence[RequestLike], token_ids: Sequence[int]) -> StepResult:
+    def step(self, requests: DecodeBatch | Iterable[RequestLike], token_ids: Iterable[int]) -> StepResult:
         """One decode step: all tokens of the requests are computed, and `token_ids[i]` comes next for the i-th.
 
         The same as committing and appending for each, then `allocate(r, 1)` for each in order, at a fraction of the
@@ -301,27 +297,22 @@ class KVCacheManager(Gauges):
         if isinstance(requests, DecodeBatch):
             self._require_own(requests)
             return requests.step(token_ids)
+        requests = list(requests)
         if len(set(requests)) != len(requests):
             raise UsageError(f"{len(requests) - len(set(requests))} of {len(requests)} requests come twice in one step")
         batch = DecodeBatch(self._pool, self._room, self.groups, self._publisher, self.hasher)
         batch.add(requests, list(map(self._require_alone, requests)))
-        batch.validate(token_ids)
-        batch.publish_from(0, 0)
-        result = batch.step(token_ids)
-        batch.settle()
-        return result
+        return batch.only_step(token_ids)
 
     def serve(self, batch: DecodeBatch) -> bool:
         """Give room to unserved requests of the batch, in order, as far as there is any. Whether all have room now."""
         self._require_own(batch)
         return batch.serve()
 
-    def leave(self, batch: DecodeBatch, requests: Collection[RequestLike]) -> None:
+    def leave(self, batch: DecodeBatch, requests: Iterable[RequestLike]) -> None:
         """These requests leave the batch and go on alone: all their tokens but the last are computed."""
         self._require_own(batch)
         batch.remove(requests)
-        for request in requests:
-            self._tables[request.request_id].is_decoding = False
 
     # -- verbs for the whole cache
 

@@ -1,15 +1,15 @@
 """The requests that decode together, in the native core: a step is one call.
 
-Owns: nothing but the order of the requests; their rows are the core's.
+Owns: nothing; rows, and which request each is of, are the core's.
 Knows nothing of: how a step is made. `DecodeBatch` says what it does.
 
 A step changes rows, and nothing else. What requests and tables know of it is written down late: when somebody reads it,
-when they leave the batch, and by `settle`.
+when they leave the batch, and by `settle`. Each change is one call into the core, which nothing can interrupt: not
+another thread, not a signal.
 """
 
 import sys
-from array import array
-from collections.abc import Collection, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -18,15 +18,16 @@ import numpy.typing as npt
 from kvpool._native import NativeBlockPool, NativeRows
 from kvpool.core.block_pool import BlockPool
 from kvpool.core.block_table import BlockTable
-from kvpool.core.decode_batch import DecodeBatch, StepResult, delete_rows, require_room
+from kvpool.core.decode_batch import DecodeBatch, StepResult, check_row, list_of_tokens, longest
 from kvpool.core.groups import Groups
 from kvpool.core.hashing import BlockHasher
-from kvpool.core.late import late_names
+from kvpool.core.late import late_name
 from kvpool.core.publisher import Publisher
-from kvpool.core.request import Request, RequestLike
+from kvpool.core.request import Request, RequestLike, plain_ids
 from kvpool.core.room import Room
+from kvpool.errors import UsageError
 from kvpool.plan.kinds import FullAttention, SlidingWindow
-from kvpool.types import BlockId, GroupId
+from kvpool.types import GroupId
 
 _NEVER = sys.maxsize
 
@@ -63,13 +64,18 @@ class NativeDecodeBatch(DecodeBatch):
             publisher.on_named,
         )
         self._nothing = np.zeros((0, len(groups)), dtype=np.int32)
-        self._block_ids: list[list[list[BlockId]]] = []
-        self._num_computed: list[int] = []
-        """Of each row when it joined: all tokens but the last at least."""
-        self._num_eager = 0
-        """Requests that cannot be written down late."""
-        self._shown: list[tuple[RequestLike, BlockTable]] = []
-        """Those about which all is written down."""
+
+    @property
+    def requests(self) -> list[RequestLike]:
+        """See `DecodeBatch.requests`."""
+        requests: list[RequestLike] = self._rows.requests()
+        return requests
+
+    @property
+    def unserved(self) -> list[RequestLike]:
+        """See `DecodeBatch.unserved`."""
+        requests = self._rows.requests()
+        return [requests[row] for row in self._rows.unserved()]
 
     @property
     def num_tokens(self) -> npt.NDArray[np.int64]:
@@ -82,99 +88,68 @@ class NativeDecodeBatch(DecodeBatch):
         tokens: npt.NDArray[np.int64] = np.asarray(self._rows.last_tokens())[0]
         return tokens
 
-    def add(self, requests: Sequence[RequestLike], tables: Sequence[BlockTable]) -> None:
-        """Rows at the end. UsageError, and nothing changes, when a token before the last has no room."""
-        require_room(requests, tables)
-        for request, table in zip(requests, tables, strict=True):
-            tokens = request.token_ids
-            limit = None if request.max_tokens is None else request.num_prompt_tokens + request.max_tokens
-            first_held = table.first_held[: len(self._room.windows)]
-            self._rows.add(len(tokens), limit, table.block_ids, first_held)
-            self.requests.append(request)
-            self._tables.append(table)
-            self._tokens.append(tokens)
-            self._shown.append((request, table))
-            self._block_ids.append(table.block_ids)
-            self._num_computed.append(table.num_computed)
-            self._num_eager += not late_names(request)
-            _keep(self, request, table)
-        self._note_unserved()
+    def join(self, request: RequestLike, table: BlockTable) -> None:
+        """See `DecodeBatch.join`."""
+        self._publish_all_but_last(request, table)
+        self._rows.add(
+            request,
+            table,
+            late_name(request),
+            list_of_tokens(request),
+            table.block_ids,
+            table.first_held[: len(self._room.windows)],
+            table.num_computed,
+            longest(request),
+            *self._following(request, table),
+        )
 
-    def publish_from(self, row: int, num_left: int) -> None:
-        """All tokens of this and the following rows but the last `num_left` are computed."""
-        super().publish_from(row, num_left)
-        for at in range(row, len(self)):
-            self._num_computed[at] = self._tables[at].num_computed
-            self._follow(at)
-
-    def remove(self, leaving: Collection[RequestLike]) -> None:
+    def remove(self, leaving: Iterable[RequestLike]) -> None:
         """Take rows out, the others keep their order. Those that leave, and only they, are up to date again.
 
         UsageError, and nothing changes, when one of them has no row here.
         """
-        rows, gone = self._require_rows(leaving), set(leaving)
-        for row in rows:
-            self._settle_row(row)
-            _keep(None, self.requests[row], self._tables[row])
-            self._num_eager -= not late_names(self.requests[row])
-        self._rows.remove(rows)
-        self.requests = self.requests.copy()
-        for column in (self.requests, self._tables, self._tokens, self._block_ids, self._num_computed):
-            delete_rows(column, rows)
-        self._shown = [pair for pair in self._shown if pair[0] not in gone]
-        self._note_unserved()
+        self._rows.remove(leaving)
 
     def ending_rows(self) -> list[int]:
         """The rows whose next token is their last."""
         rows: list[int] = self._rows.ending_rows()
         return rows
 
-    def step(self, token_ids: Sequence[int]) -> StepResult:
+    def step(self, token_ids: Iterable[int]) -> StepResult:
         """See `KVCacheManager.step`."""
-        if self._shown:
-            self._hide()
-        answer = self._rows.step(token_ids, self.requests, False)
+        answer = self._rows.step(token_ids, False)
         if answer is False:
             answer = self._step_of_others(token_ids)
-        if self._num_eager:
-            self.settle()
         if answer is None:
             return StepResult([], self._nothing, [])
-        grown, block_ids, self.unserved = answer
-        return StepResult(grown, np.asarray(block_ids), self.unserved)
+        grown, block_ids, unserved = answer
+        return StepResult(grown, np.asarray(block_ids), unserved)
 
-    def _rows_of(self, requests: Collection[RequestLike]) -> list[int]:
-        rows: list[int] = self._rows.rows_of(self.requests, requests)
-        return rows
-
-    def _step_of_others(self, token_ids: Sequence[int]) -> Any:
+    def _step_of_others(self, token_ids: Iterable[int]) -> Any:
         """The same where the core cannot tell what is right: all that is not common."""
-        self.validate(token_ids)
-        rows = self._rows.border_rows()
-        for row in rows:
-            self._settle_row(row)
-            self._tables[row].num_computed = len(self._tokens[row])
-        self._publisher.publish([self.requests[row] for row in rows], [self._tables[row] for row in rows])
-        for row in rows:
-            self._follow(row)
-        self._hide()
-        answer = self._rows.step(np.frombuffer(array("q", token_ids), dtype=np.int64), self.requests, True)
-        assert answer is not False, "a step that was validated was refused"
+        numbers = self._tokens_of_step(token_ids)
+        answer = self._rows.step(numbers, False)
+        if answer is not False:
+            return answer
+        borders = self._rows.borders()
+        requests, tables = [request for _, request, _ in borders], [table for _, _, table in borders]
+        lengths = [request.num_tokens for request in requests]
+        self._publisher.publish(requests, tables, lengths)
+        for (row, request, table), length in zip(borders, lengths, strict=True):
+            self._rows.follow(row, request, length, *self._following(request, table))
+        answer = self._rows.step(numbers, True)
+        if answer is False:
+            raise UsageError("the batch was changed by others during its step, which was not made")
         return answer
 
     def serve(self) -> bool:
         """See `KVCacheManager.serve`."""
-        if self.unserved:
-            self._hide()
-            answer = self._rows.serve(self.requests)
-            self.unserved = answer[2] if answer else []
-        return not self.unserved
+        are_served: bool = self._rows.serve()
+        return are_served
 
     def settle(self) -> None:
         """Write down what steps have done to requests and tables."""
-        if len(self._shown) < len(self):
-            for row in range(len(self)):
-                self._settle_row(row)
+        self._rows.settle()
 
     def block_tables(self, group_id: GroupId = 0) -> npt.NDArray[np.int32]:
         """See `DecodeBatch.block_tables`. Not a copy: it changes with the next step."""
@@ -186,12 +161,12 @@ class NativeDecodeBatch(DecodeBatch):
 
     def check(self) -> None:
         """Raise AssertionError when a request in the batch was moved by anything but `step`. O(rows)."""
-        self.settle()
-        super().check()
+        for row, length in enumerate(self.num_tokens.tolist()):
+            request, table = self._rows.member(row)
+            check_row(request, table, length)
 
-    def _follow(self, row: int) -> None:
-        """The core learns what the row's next block is named after, and from where on it is like any other."""
-        request, table, tokens = self.requests[row], self._tables[row], self._tokens[row]
+    def _following(self, request: RequestLike, table: BlockTable) -> tuple[list[int], bytes, bytes | None, int]:
+        """The tokens behind the last block, what the next is named after, its extra keys, from where on these hold."""
         committed, extra, first = table.num_committed, None, _NEVER
         parent = self._hasher.root
         if isinstance(request, Request) and request.has_own_names:
@@ -199,47 +174,4 @@ class NativeDecodeBatch(DecodeBatch):
                 parent = request.block_hashes(self._hasher)[committed // self._hasher.block_size - 1]
             first, extra = request.common_keys()
             first = max(first, self._publisher.first_steady(table))
-        self._rows.follow(row, tokens[committed:], parent, extra, first)
-
-    def _hide(self) -> None:
-        """What is written down may be true no longer: take it away."""
-        for request, table in self._shown:
-            for thing in (request, table):
-                for name in late_names(thing):
-                    delattr(thing, name)
-        self._shown = []
-        self._rows.hide()
-
-    def _settle_row(self, row: int) -> None:
-        news = self._rows.news(row)
-        if news is None:
-            return
-        new_tokens, new_block_ids, first_held, num_committed = news
-        request, table, tokens, block_ids = (
-            self.requests[row],
-            self._tables[row],
-            self._tokens[row],
-            self._block_ids[row],
-        )
-        tokens += new_tokens
-        for name in late_names(request):
-            setattr(request, name, tokens)
-        for ids, new in zip(block_ids, new_block_ids, strict=True):
-            ids += new
-        table.block_ids = block_ids
-        table.num_slots = len(block_ids[0]) * table.block_sizes[0]
-        table.num_computed = max(self._num_computed[row], len(tokens) - 1)
-        table.num_committed = num_committed
-        table.last_stop = max(table.last_stop, num_committed)
-        self._room.pass_over(table, first_held)
-        self._shown.append((request, table))
-
-    def _note_unserved(self) -> None:
-        self.unserved = [self.requests[row] for row in self._rows.unserved()]
-
-
-def _keep(batch: NativeDecodeBatch | None, *things: object) -> None:
-    """The batch, or nobody, writes them down."""
-    for thing in things:
-        if late_names(thing):
-            setattr(thing, "keeper", batch)  # noqa: B010
+        return plain_ids(request.token_ids[committed:]), parent, extra, first

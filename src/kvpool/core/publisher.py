@@ -15,7 +15,7 @@ from kvpool.core.hashing import BlockHasher
 from kvpool.core.hit import FirstBlocks, HitEnd
 from kvpool.core.publication import Publication, Rank, Run
 from kvpool.core.request import RequestLike
-from kvpool.events import EventLog, Stored
+from kvpool.events import BlockStored, EventLog
 from kvpool.types import NULL_BLOCK, BlockHash, BlockId, GroupId
 
 
@@ -50,12 +50,27 @@ class Publisher:
         self,
         requests: Sequence[RequestLike],
         tables: Sequence[BlockTable],
+        lengths: Sequence[int],
         encoded: Iterable[bytes | None] = repeat(None),
     ) -> int:
-        """Commit the blocks that are computed in full and not committed yet; how many.
+        """So many tokens of each request are computed: commit the blocks that are full now; how many.
 
-        `encoded` has each request's last hashing unit as `BlockHasher.encode` gives it, where that was done for all.
+        Nothing changes when that raises. `encoded` has each request's last hashing unit as `BlockHasher.encode` gives
+        it, where that was done for all.
         """
+        before = [table.num_computed for table in tables]
+        for table, length in zip(tables, lengths, strict=True):
+            table.num_computed = length
+        try:
+            return self._publish(requests, tables, encoded)
+        except BaseException:
+            for table, length in zip(tables, before, strict=True):
+                table.num_computed = length
+            raise
+
+    def _publish(
+        self, requests: Sequence[RequestLike], tables: Sequence[BlockTable], encoded: Iterable[bytes | None]
+    ) -> int:
         if self._groups.is_plain:
             return self._publish_plain(requests, tables, encoded)
         alignment = self._groups.alignment
@@ -73,14 +88,17 @@ class Publisher:
                 self._first_blocks.add(chain[first - 1], request.plain_name(self._hasher, first))
             if not self._groups.keep_all:
                 self._seen.update(self._borders(chain, start, stop))
-            table.num_committed = stop
-            if table.num_computed == stop:
-                table.last_stop = stop
             for bundle in self._groups.bundles:
                 size = bundle[0].block_size
                 for run in self._publication.runs(bundle[0], table, start // size, stop // size):
                     self._collect(new, bundle, table, chain, run)
-        return new.commit(self._pool, self._groups.bundles)
+        count = new.commit(self._pool, self._groups.bundles, self._events)
+        for table, stop in zip(tables, stops, strict=True):
+            if table.num_committed != stop:
+                table.num_committed = stop
+                if table.num_computed == stop:
+                    table.last_stop = stop
+        return count
 
     def _is_steady(self, table: BlockTable, stop: int) -> bool:
         """Whether the request has just filled one block more, behind all its boundaries."""
@@ -95,7 +113,7 @@ class Publisher:
         return max(self._num_sink_tokens, table.num_outside, table.boundaries[-1] if table.boundaries else 1)
 
     @property
-    def on_stored(self) -> Callable[[list[Stored]], None] | None:
+    def on_stored(self) -> Callable[[list[BlockStored]], None] | None:
         """Whom others that publish in its place tell what they stored; None: nobody listens."""
         return self._events.stored_all if self._events is not None else None
 
@@ -125,10 +143,17 @@ class Publisher:
         for table in tables:
             table.num_committed = table.last_stop = table.num_computed
         if self._events is not None:
-            for request, at, name, parent in zip(requests, places, names, parents, strict=True):
-                tokens = tuple(request.token_ids[at * size : (at + 1) * size])
-                for group_id, _ in self.steady:
-                    self._events.stored((name,), parent, tokens, size, group_id)
+            tokens = [
+                tuple(request.token_ids[at * size : (at + 1) * size])
+                for request, at in zip(requests, places, strict=True)
+            ]
+            self._events.stored_all(
+                [
+                    BlockStored((name,), parent, own, size, group_id)
+                    for name, parent, own in zip(names, parents, tokens, strict=True)
+                    for group_id, _ in self.steady
+                ]
+            )
         return len(names) * len(self.steady)
 
     def _publish_plain(
@@ -139,6 +164,8 @@ class Publisher:
         block_ids: list[BlockId] = []
         names: list[BlockHash] = []
         parents: list[Parent] = []
+        done: list[tuple[BlockTable, int]] = []
+        stored: list[tuple[Sequence[BlockHash], BlockHash | None, Sequence[int], int]] = []
         for request, table, unit in zip(requests, tables, encoded, strict=False):
             start, stop = table.num_committed // size, table.num_computed // size
             if start == stop:
@@ -146,14 +173,19 @@ class Publisher:
             chain = request.block_hashes(self._hasher, unit)
             if not start:
                 self._first_blocks.add(chain[0], request.plain_name(self._hasher))
-            table.num_committed = stop * size
+            done.append((table, stop * size))
             block_ids += table.block_ids[0][start:stop]
             names += chain[start:stop]
             parents += chain[start - 1 : stop - 1] if start else [None, *chain[: stop - 1]]
             if self._events is not None:
                 before = chain[start - 1] if start else None
-                self._events.stored(chain[start:stop], before, request.token_ids[start * size : stop * size], size)
+                stored.append((chain[start:stop], before, request.token_ids[start * size : stop * size], size))
         self._pool.commit(block_ids, names, 0, parents)
+        for table, stop in done:
+            table.num_committed = stop
+        if self._events is not None:
+            for event in stored:
+                self._events.stored(*event)
         return len(names)
 
     def publish_end(self, table: BlockTable) -> None:
@@ -169,7 +201,7 @@ class Publisher:
                     self._pool.keep(table.block_ids[group.group_id][run.start : run.stop])
                 for part in self._nameless(bundle, table, run):
                     self._collect(new, bundle, table, chain, part)
-        new.commit(self._pool, self._groups.bundles)
+        new.commit(self._pool, self._groups.bundles, self._events)
 
     def num_seen(self, request: RequestLike, limit: int) -> int:
         """How many tokens of the request, at most `limit`, were computed lately, by common borders; found or not."""
@@ -231,8 +263,7 @@ class Publisher:
             size = bundle[0].block_size
             before = chain[first * bundle[0].scale - 1] if first else None
             tokens = tuple(table.request.token_ids[first * size : stop * size])
-            for group in bundle:
-                self._events.stored(names, before, tokens, size, group.group_id)
+            new.stored += [(names, before, tokens, size, group.group_id) for group in bundle]
 
     def _nameless(self, bundle: Sequence[Group], table: BlockTable, run: Run) -> Iterator[Run]:
         """The parts of this run whose blocks are held and have no name."""
@@ -272,6 +303,8 @@ class _New:
         self._names: dict[GroupId, tuple[list[BlockHash], list[Parent]]] = {}
         self._block_ids: dict[GroupId, list[BlockId]] = {}
         self._spare: dict[GroupId, list[BlockId]] = {}
+        self.stored: list[tuple[Sequence[BlockHash], BlockHash | None, Sequence[int], int, GroupId]] = []
+        """What is to be told of them."""
 
     def add(
         self,
@@ -290,7 +323,7 @@ class _New:
             self._block_ids.setdefault(group.group_id, []).extend(block_ids)
             self._spare.setdefault(group.group_id, []).extend(block_ids if run.is_spare else ())
 
-    def commit(self, pool: BlockPool, bundles: Iterable[Sequence[Group]]) -> int:
+    def commit(self, pool: BlockPool, bundles: Iterable[Sequence[Group]], events: EventLog | None) -> int:
         """How many there were."""
         count = 0
         for bundle in bundles:
@@ -299,4 +332,7 @@ class _New:
                 spare = self._spare[group.group_id]
                 pool.commit(self._block_ids[group.group_id], names, group.group_id, parents, spare=spare)
                 count += len(names)
+        if events is not None:
+            for event in self.stored:
+                events.stored(*event)
         return count

@@ -5,6 +5,7 @@ Knows nothing of: blocks, scheduling, time.
 """
 
 import hashlib
+import operator
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -19,19 +20,33 @@ from kvpool.errors import UsageError
 from kvpool.types import BlockHash, RequestId
 
 
-def require_token_ids(token_ids: Sequence[int]) -> None:
-    """UsageError that names the first of these that is no token id: a whole number of 0 .. 2**63 - 1."""
-    if not _are_token_ids(token_ids):
-        wrong = next(token_id for token_id in token_ids if not _are_token_ids((token_id,)))
-        raise UsageError(f"token ids are whole numbers of 0 .. 2**63 - 1, not {wrong!r}")
-
-
-def _are_token_ids(token_ids: Sequence[int]) -> bool:
+def plain_ids(token_ids: Iterable[int]) -> list[int]:
+    """Token ids as plain numbers. UsageError that names the first that is none: a whole number of 0 .. 2**63 - 1."""
+    if isinstance(token_ids, bytes | bytearray | str):
+        raise UsageError(f"{type(token_ids).__name__} is given for token ids: whole numbers, one for each token")
     try:
-        numbers = np.frombuffer(array("q", token_ids), dtype=np.int64)
+        if isinstance(token_ids, np.ndarray) and token_ids.dtype.kind in "iu":
+            token_ids = token_ids.tolist()
+        given = token_ids if isinstance(token_ids, list | tuple) else list(token_ids)
+    except TypeError:
+        raise UsageError(f"token ids are whole numbers, one for each token, not {token_ids!r}") from None
+    try:
+        numbers = array("q", given)
     except (TypeError, OverflowError):
-        return False
-    return bool(numbers.min(initial=0) >= 0)
+        numbers = array("q")
+    if len(numbers) == len(given) and (not numbers or np.frombuffer(numbers, np.int64).min() >= 0):
+        return numbers.tolist()
+    raise UsageError(f"token ids are whole numbers of 0 .. 2**63 - 1, not {_first_wrong(given)!r}")
+
+
+def _first_wrong(given: Sequence[object]) -> object:
+    for token_id in given:
+        try:
+            if not 0 <= operator.index(token_id) < 1 << 63:  # type: ignore[arg-type]
+                return token_id
+        except TypeError:
+            return token_id
+    return given
 
 
 class RequestLike(Protocol):
@@ -161,7 +176,7 @@ class Request:
         self.request_id = request_id
         self.keeper: Keeper | None = None
         """The batch that writes down its tokens when they are read, if there is one."""
-        self.token_ids = self._whole_numbers(prompt_token_ids)
+        self.token_ids = self._plain_ids(prompt_token_ids)
         self.num_prompt_tokens = len(self.token_ids)
         self.cache_salt = cache_salt
         self.tenant = tenant
@@ -178,22 +193,16 @@ class Request:
         self._names: list[bytes] = []
         self._validate()
 
-    def _whole_numbers(self, token_ids: Iterable[int]) -> list[int]:
-        if isinstance(token_ids, bytes | bytearray | str):
-            raise UsageError(f"request {self.request_id!r}: its prompt is {type(token_ids).__name__}, not token ids")
+    def _plain_ids(self, token_ids: Iterable[int]) -> list[int]:
         try:
-            return array("q", token_ids).tolist()
-        except (TypeError, OverflowError) as error:
-            raise UsageError(
-                f"request {self.request_id!r}: token ids are whole numbers of 0 .. 2**63 - 1 ({error})"
-            ) from None
+            return plain_ids(token_ids)
+        except UsageError as error:
+            raise UsageError(f"request {self.request_id!r}: {error}") from None
 
     def _validate(self) -> None:
         who = f"request {self.request_id!r}"
         if not self.token_ids:
             raise UsageError(f"{who} has an empty prompt: at least 1 token is needed to compute logits from")
-        if min(self.token_ids) < 0:
-            raise UsageError(f"{who} has the token id {min(self.token_ids)}: token ids are 0 or more")
         if self.max_tokens is not None and self.max_tokens < 1:
             raise UsageError(f"{who} has max_tokens {self.max_tokens}: at least 1, or None for as many as fit")
         for word, key in self._texts():
@@ -245,7 +254,7 @@ class Request:
     def append(self, token_id: int) -> None:
         """The request grows by one token."""
         if type(token_id) is not int or not 0 <= token_id < 1 << 63:
-            require_token_ids((token_id,))
+            token_id = self._plain_ids((token_id,))[0]
         self.token_ids.append(token_id)
 
     def block_hashes(self, hasher: BlockHasher, next_block: bytes | None = None, /) -> list[bytes]:

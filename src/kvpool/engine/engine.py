@@ -3,7 +3,7 @@
 Owns: nothing but the three parts it connects.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -38,8 +38,14 @@ class StepOutput:
         return self.batch.requests
 
 
+_MANY_STOP_IDS = 1000
+
+
 class Engine:
     """Runs what its scheduler is given, one step at a time."""
+
+    _stop_ids: frozenset[int] = frozenset()
+    """Tokens that end some request that runs, or ran until lately."""
 
     def __init__(self, scheduler: Scheduler, runner: Runner) -> None:
         self.scheduler = scheduler
@@ -50,14 +56,23 @@ class Engine:
         batch = self.scheduler.schedule()
         token_ids = self.runner.run(batch)
         ended = [*self.scheduler.commit(batch, token_ids)]
-        for request in _stopped(zip(batch.requests, token_ids, strict=True)):
+        for request in self._stopped(batch, token_ids):
             if request not in ended:
                 self.scheduler.abort(request)
                 ended.append(request)
         num_tokens = batch.num_decoding + sum(token_id is not None for token_id in token_ids[batch.num_decoding :])
         return StepOutput(batch, token_ids, ended, num_tokens)
 
-
-def _stopped(given: Iterable[tuple[RequestLike, int | None]]) -> list[RequestLike]:
-    """Those that got a token that ends them."""
-    return [request for request, token in given if isinstance(request, Generation) and token in request.stop_token_ids]
+    def _stopped(self, batch: Batch, token_ids: Sequence[int | None]) -> list[RequestLike]:
+        """Those that got a token that ends them."""
+        # Every request has a chunk before it decodes.
+        first = batch.num_decoding if len(self._stop_ids) < _MANY_STOP_IDS else 0
+        stops = [request.stop_token_ids for request in batch.requests[first:] if isinstance(request, Generation)]
+        if stops:
+            self._stop_ids = frozenset().union(*stops, self._stop_ids if first else ())
+        if self._stop_ids.isdisjoint(token_ids):
+            return []
+        given = zip(batch.requests, token_ids, strict=True)
+        return [
+            request for request, token in given if isinstance(request, Generation) and token in request.stop_token_ids
+        ]

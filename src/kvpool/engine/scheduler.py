@@ -11,12 +11,12 @@ the queue, and is computed again from whatever the cache still holds then. Nobod
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 from kvpool.core.block_table import BlockTable
 from kvpool.core.hit import Hit
 from kvpool.core.manager import KVCacheManager
-from kvpool.core.request import RequestLike, require_token_ids
+from kvpool.core.request import RequestLike, plain_ids
 from kvpool.engine.batch import Batch
 from kvpool.errors import ConfigError, RefusedError, UsageError
 from kvpool.types import BlockId, RequestId
@@ -196,7 +196,7 @@ class Scheduler:
         UsageError, and nothing changes, when this is not the batch scheduled last or was committed before, or unless
         there is a token for each request whose tokens are all computed, and None for every other.
         """
-        self._validate(batch, token_ids)
+        token_ids = self._validated(batch, token_ids)
         self._scheduled = None
         next_ids = self._tokens_of_decoding(batch, token_ids)
         ended = self._end_decoding(next_ids)
@@ -207,7 +207,8 @@ class Scheduler:
             self.cache.join(self.decoding, request)
         return ended
 
-    def _validate(self, batch: Batch, token_ids: Sequence[int | None]) -> None:
+    def _validated(self, batch: Batch, token_ids: Sequence[int | None]) -> list[int | None]:
+        """The tokens as plain numbers. UsageError unless they are an answer to the batch."""
         if batch is not self._scheduled:
             raise UsageError("the batch to commit is not the one scheduled last, or was committed already")
         if len(token_ids) != len(batch):
@@ -225,7 +226,10 @@ class Scheduler:
                     f"request {request.request_id!r} has {start + count} of {request.num_tokens} tokens computed: "
                     f"{token_id} is no answer to that"
                 )
-        require_token_ids([token_id for token_id in token_ids if token_id is not None])
+        sampled = plain_ids([token_id for token_id in token_ids[first:] if token_id is not None])
+        rest = iter(sampled)
+        of_chunks = [None if token_id is None else next(rest) for token_id in token_ids[first:]]
+        return [*plain_ids(cast(Sequence[int], token_ids[:first])), *of_chunks]
 
     def reset_prefix_cache(self, *, preempt_running: bool = False) -> bool:
         """Forget all cached content. False, and nothing changes, while requests run, unless these are preempted.
@@ -338,13 +342,11 @@ class Scheduler:
 
     def _tokens_of_decoding(self, batch: Batch, token_ids: Sequence[int | None]) -> list[int]:
         """The tokens of the requests that still decode, in order of their rows."""
-        given = list(zip(batch.requests[: batch.num_decoding], token_ids, strict=False))
-        if len(given) != len(self.decoding):
-            still = set(self.decoding.requests)
-            given = [(request, token_id) for request, token_id in given if request in still]
-        next_ids = [token_id for _, token_id in given if token_id is not None]
-        assert len(next_ids) == len(given), "a request decodes and got no token"
-        return next_ids
+        next_ids = cast(list[int], list(token_ids[: batch.num_decoding]))
+        if len(next_ids) == len(self.decoding):
+            return next_ids
+        still = set(self.decoding.requests)
+        return [token_id for request, token_id in zip(batch.requests, next_ids, strict=False) if request in still]
 
     def _end_decoding(self, next_ids: list[int]) -> list[RequestLike]:
         """Those that got their last token leave, and their tokens are taken out of `next_ids`."""

@@ -6,6 +6,7 @@ Knows nothing of: models, texts, why these requests run.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Protocol
 
 import numpy as np
@@ -14,12 +15,13 @@ import numpy.typing as npt
 from kvpool.core.request import RequestLike
 from kvpool.engine.batch import Batch
 from kvpool.engine.generation import Generation
-from kvpool.engine.sampling import Logprobs
+from kvpool.engine.sampling import GREEDY, Logprobs
 from kvpool.engine.scheduler import Scheduler
 from kvpool.errors import UsageError
 from kvpool.types import NULL_BLOCK
 
 Ints = npt.NDArray[np.int64]
+_MANY = 256
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,16 +90,18 @@ class StepBuilder:
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
         self._cache = scheduler.cache
+        self._ways = _Ways()
         self._sampled: list[RequestLike] = []
         self._sampling: SamplingRows | None = None
+        self._num_prompt_tokens = np.zeros(0, np.int64)
 
     def build(self, batch: Batch) -> StepInput:
         """The batch that was scheduled last. UsageError where it has requests that no model here can compute."""
         decoding, first = self._scheduler.decoding, batch.num_decoding
-        chunks = list(batch)[first:]
+        chunks = list(islice(batch, first, None))
         tokens, positions = [decoding.last_tokens], [decoding.num_tokens - 1]
-        slots, gives = [decoding.slot_mapping()], [True] * first
-        for request, start, count in chunks:
+        slots, gives = [decoding.slot_mapping()], np.ones(len(batch), bool)
+        for row, (request, start, count) in enumerate(chunks, first):
             _require_plain(request)
             stop = start + count
             tokens.append(np.array(request.token_ids[start:stop], np.int64))
@@ -107,9 +111,10 @@ class StepBuilder:
             slots.append(
                 np.stack([table.slot_mapping(start, stop, group.group_id) for group in self._cache.groups.all])
             )
-            gives.append(stop == request.num_tokens)
+            gives[row] = stop == request.num_tokens
         at = np.concatenate(positions)
-        counts = np.array(batch.counts, np.int64)
+        counts = np.ones(len(batch), np.int64)
+        counts[first:] = batch.counts[first:]
         return StepInput(
             np.concatenate(tokens),
             at,
@@ -117,7 +122,7 @@ class StepBuilder:
             first,
             np.concatenate(slots, axis=1),
             tuple(self._block_tables(group.group_id, chunks) for group in self._cache.groups.all),
-            np.array(gives, bool),
+            gives,
             self._sampling_of(batch, at[np.cumsum(counts) - 1]) if len(batch) else None,
         )
 
@@ -137,12 +142,15 @@ class StepBuilder:
 
     def _sampling_of(self, batch: Batch, last: Ints) -> SamplingRows | None:
         """`last` is the position of each row's last token."""
-        if batch.requests != self._sampled or len(batch) > batch.num_decoding:
-            self._sampled, self._sampling = list(batch.requests), _sampling_rows(batch)
-        if self._sampling is None:
-            return None
-        prompts = np.array([request.num_prompt_tokens for request in batch.requests], np.int64)
-        self._sampling.num_outputs[:] = last + 1 - prompts
+        decodes = len(batch) == batch.num_decoding
+        if not decodes or batch.requests != self._sampled:
+            # Chunks have targets of their own, so only steps that decode alone can follow one another.
+            self._sampled = list(batch.requests) if decodes else []
+            ways = self._ways.of(batch)
+            self._sampling = None if ways["is_greedy"].all() else _sampling_rows(batch, ways)
+            self._num_prompt_tokens = ways["num_prompt_tokens"]
+        if self._sampling is not None:
+            self._sampling.num_outputs[:] = last + 1 - self._num_prompt_tokens
         return self._sampling
 
 
@@ -151,33 +159,72 @@ def _require_plain(request: RequestLike) -> None:
         raise UsageError(f"request {request.request_id!r} has an encoder's input, which this engine does not compute")
 
 
-def _sampling_rows(batch: Batch) -> SamplingRows | None:
-    """None where all rows are greedy."""
-    requests = [request for request in batch.requests if isinstance(request, Generation)]
-    if all(request.sampling.is_greedy for request in requests):
-        return None
-    assert len(requests) == len(batch), "some requests say how they sample, and some do not"
-    sampling = [request.sampling for request in requests]
+_WAY = np.dtype(
+    [
+        ("temperature", np.float32),
+        ("top_p", np.float32),
+        ("top_k", np.int64),
+        ("seed", np.int64),
+        ("num_logprobs", np.int64),
+        ("num_prompt_logprobs", np.int64),
+        ("num_prompt_tokens", np.int64),
+        ("is_greedy", np.bool_),
+    ]
+)
+
+_SAMPLED = ("temperature", "top_p", "top_k", "seed", "num_logprobs", "num_prompt_logprobs")
+
+
+class _Ways:
+    """How requests sample: a record each, of those that had a chunk. Those that ended are forgotten some time later."""
+
+    def __init__(self) -> None:
+        self._records = np.zeros(0, _WAY)
+        self._num_records = 0
+        self._places: dict[int, int] = {}
+        """By the identity of the request. One that ended is not kept alive, and who comes in its place is new."""
+
+    def of(self, batch: Batch) -> npt.NDArray[np.void]:
+        """A record a row. Every request has a chunk before it decodes."""
+        new = batch.requests[batch.num_decoding :]
+        stop = self._num_records + len(new)
+        if stop > len(self._records):
+            running = batch.requests[: batch.num_decoding]
+            self._records = np.append(self._of(running), np.zeros(len(batch) + _MANY, _WAY))
+            self._places = {id(request): at for at, request in enumerate(running)}
+            self._num_records, stop = len(running), len(batch)
+        self._records[self._num_records : stop] = [_way(request) for request in new]
+        self._places |= {id(request): at for at, request in enumerate(new, self._num_records)}
+        self._num_records = stop
+        return self._of(batch.requests)
+
+    def _of(self, requests: Sequence[RequestLike]) -> npt.NDArray[np.void]:
+        rows = np.fromiter(map(self._places.__getitem__, map(id, requests)), np.int64, len(requests))
+        return self._records.take(rows)
+
+
+def _way(request: RequestLike) -> tuple[float | int, ...]:
+    """Whoever does not say how it samples is greedy."""
+    its, seed = (request.sampling, request.seed) if isinstance(request, Generation) else (GREEDY, 0)
+    logprobs = [-1 if each is None else each for each in (its.num_logprobs, its.num_prompt_logprobs)]
+    return its.temperature, its.top_p, its.top_k, seed, *logprobs, request.num_prompt_tokens, its.is_greedy
+
+
+def _sampling_rows(batch: Batch, ways: npt.NDArray[np.void]) -> SamplingRows:
+    temperature, top_p, top_k, seeds, num_logprobs, num_prompt_logprobs = (ways[name].copy() for name in _SAMPLED)
     return SamplingRows(
-        np.array([each.temperature for each in sampling], np.float32),
-        np.array([each.top_p for each in sampling], np.float32),
-        np.array([each.top_k for each in sampling], np.int64),
-        np.array([request.seed for request in requests], np.int64),
-        np.zeros(len(batch), np.int64),
-        np.array([-1 if each.num_logprobs is None else each.num_logprobs for each in sampling], np.int64),
-        np.array([-1 if each.num_prompt_logprobs is None else each.num_prompt_logprobs for each in sampling], np.int64),
-        _targets(batch, requests),
-    )
+        temperature, top_p, top_k, seeds, np.zeros(len(batch), np.int64), num_logprobs, num_prompt_logprobs,
+        _targets(batch, num_prompt_logprobs),
+    )  # fmt: skip
 
 
-def _targets(batch: Batch, requests: Sequence[Generation]) -> Ints:
-    targets = []
-    for request, start, count in zip(requests, batch.starts, batch.counts, strict=True):
-        stop, prompt = start + count, request.num_prompt_tokens
-        known = request.token_ids[start + 1 : min(stop + 1, prompt)] if _tells_prompt(request, start) else []
-        targets += known + [-1] * (count - len(known))
-    return np.array(targets, np.int64)
-
-
-def _tells_prompt(request: Generation, start: int) -> bool:
-    return request.sampling.num_prompt_logprobs is not None and start < request.num_prompt_tokens - 1
+def _targets(batch: Batch, num_told: Ints) -> Ints:
+    """-1 but for chunks of prompts of which something is told."""
+    targets = np.full(sum(batch.counts), -1, np.int64)
+    for row in (num_told[batch.num_decoding :] >= 0).nonzero()[0].tolist():
+        row += batch.num_decoding
+        request, start, stop = batch.requests[row], batch.starts[row], batch.starts[row] + batch.counts[row]
+        known = request.token_ids[start + 1 : min(stop + 1, request.num_prompt_tokens)]
+        at = sum(batch.counts[:row])
+        targets[at : at + len(known)] = known
+    return targets

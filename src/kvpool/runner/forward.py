@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
+from torch.nn.functional import pad
 
 from kvpool.engine.step_input import StepInput
 from kvpool.runner.attention import DecodePlan, plan_decode
@@ -31,7 +32,8 @@ class Chunk:
 class Forward:
     """Rows of a step that are computed in one call. The first `num_decoding` have one token each.
 
-    All rows lie one after the other, or, with `is_stacked`, each in a row of a batch; then all have one token.
+    All rows lie one after the other, or, with `is_stacked`, each in a row of a batch; then all have one token. Behind
+    them there may be tokens of nobody, which go to the null block.
     """
 
     token_ids: torch.Tensor
@@ -92,10 +94,11 @@ def forwards(step: StepInput, device: torch.device, *, has_states: bool, is_grad
         device,
     )
     if not has_states:
-        yield whole
+        yield _filled_up(whole)
         return
     if step.num_decoding:
-        yield replace(_part(whole, chunks[: step.num_decoding]), num_decoding=step.num_decoding, is_stacked=True)
+        decoding = _part(whole, chunks[: step.num_decoding])
+        yield _filled_up(replace(decoding, num_decoding=step.num_decoding, is_stacked=True))
     for chunk in chunks[step.num_decoding :]:
         if is_gradual and chunk.start and chunk.count > 1:
             for offset in range(chunk.count):
@@ -103,6 +106,19 @@ def forwards(step: StepInput, device: torch.device, *, has_states: bool, is_grad
                 yield _part(whole, [Chunk(chunk.row, chunk.at + offset, at, at + 1)])
         else:
             yield _part(whole, [chunk])
+
+
+def num_filled_up(num_tokens: int, device: torch.device) -> int:
+    """How many tokens are computed for these: on a CPU 2 or 3 take longer than 4, which has better kernels."""
+    return 4 if device.type == "cpu" and num_tokens in (2, 3) else num_tokens
+
+
+def _filled_up(call: Forward) -> Forward:
+    missing = num_filled_up(call.num_tokens, call.device) - call.num_tokens
+    if not missing:
+        return call
+    token_ids, positions, slots = (pad(each, (0, missing)) for each in (call.token_ids, call.positions, call.slots))
+    return replace(call, token_ids=token_ids, positions=positions, slots=slots)
 
 
 def _part(whole: Forward, chunks: Sequence[Chunk]) -> Forward:

@@ -11,6 +11,7 @@ from typing import Any
 
 from kvpool.errors import ConfigError, MissingExtraError
 from kvpool.runner.folders import find_folder
+from kvpool.runner.refused import why_refused
 
 try:
     import torch
@@ -23,10 +24,6 @@ except ImportError as error:
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
-_REFUSED = {
-    "recurrent_gemma": "keeps its recurrent state on its own modules",
-    "minimax": "has a cache of its own kind",
-}
 _FAILURES = (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError)
 
 
@@ -79,10 +76,8 @@ def read_config(folder: Path) -> Any:
     except _FAILURES as error:
         raise ConfigError(f"{folder}: the configuration cannot be read: {error}") from None
     kind = config.model_type
-    if kind in _REFUSED:
-        raise ConfigError(f"{folder}: a {kind} model {_REFUSED[kind]}, so this cache cannot serve it")
-    if config.is_encoder_decoder:
-        raise ConfigError(f"{folder}: a {kind} model has an encoder, which this engine does not run")
+    if why := why_refused(config):
+        raise ConfigError(f"{folder}: a {kind} model {why}")
     if kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         raise ConfigError(f"{folder}: transformers has no model of type {kind} that continues texts")
     return config

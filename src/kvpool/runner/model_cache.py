@@ -67,7 +67,7 @@ class PagedCache:
         pages = self._pages.get(layer) or self._make_pages(layer, place, (key, value))
         blocks, offsets = self.forward.places(place.group_id, place.block_size)
         for page, new in zip(pages, (key, value), strict=True):
-            page[blocks, offsets] = _flat(new, self.forward.is_stacked).to(page.dtype)
+            page[blocks, offsets] = _as(page.dtype, _flat(new, self.forward.is_stacked))
         if self._returns_all or kwargs is None:
             return self._everything(place, pages, key.dtype)
         kwargs["paged_layer"] = layer
@@ -176,6 +176,14 @@ def _flat(tensor: torch.Tensor, is_stacked: bool) -> torch.Tensor:
     return tensor[:, :, 0] if is_stacked else tensor[0].transpose(0, 1)
 
 
+def _as(dtype: torch.dtype, new: torch.Tensor) -> torch.Tensor:
+    """What is too large for a smaller dtype becomes its largest number, not NaN."""
+    if dtype.itemsize < new.dtype.itemsize:
+        largest = torch.finfo(dtype).max
+        new = new.clamp(-largest, largest)
+    return new.to(dtype)
+
+
 _UNDERSTOOD = frozenset({"dropout", "position_ids"})
 
 
@@ -196,9 +204,10 @@ def paged_attention(
 ) -> tuple[torch.Tensor, None]:
     """The attention function of transformers. ConfigError for what it is told and would not do."""
     wrong = [name for name, told in others.items() if name not in _UNDERSTOOD and not isinstance(told, bool | None)]
-    if wrong or attention_mask is not None or others.get("is_causal") is False:
+    is_causal = others.get("is_causal") is not False and getattr(module, "is_causal", True)
+    if wrong or attention_mask is not None or not is_causal:
         raise ConfigError(
-            f"{type(module).__name__} asks for {', '.join(wrong) or 'a mask'}, which is not computed here"
+            f"{type(module).__name__} asks for {', '.join(wrong) or 'a mask of its own'}, which is not computed here"
         )
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     return paged.attend(paged_layer, query, (key, value), sliding_window, Rule(scale, softcap, s_aux)), None

@@ -12,6 +12,7 @@ from kvpool.errors import MissingExtraError
 from kvpool.plan.layout import Layout
 from kvpool.runner.loading import load
 from kvpool.runner.memory import memory_of, peak_bytes
+from kvpool.runner.packing import pack
 from kvpool.runner.startup import CacheSettings, Start, start
 from kvpool.runner.torch_worker import TorchWorker
 
@@ -60,6 +61,7 @@ class Opening:
             torch.set_num_threads(self.num_threads)
         memory = memory_of(self.device)
         loaded = load(self.model, dtype=self.dtype, device=self.device, allow_download=self.allow_download)
+        pack(loaded.model)
         kv_dtype = KV_DTYPES.get(self.settings.kv_dtype)
 
         def peak(layout: Layout, num_tokens: int) -> int:

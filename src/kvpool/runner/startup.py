@@ -21,6 +21,7 @@ from kvpool.plan.memory import GIB, Plan
 from kvpool.plan.spec import State
 from kvpool.runner.loading import LoadedModel
 from kvpool.runner.memory import Memory
+from kvpool.runner.packing import packed_bytes
 from kvpool.runner.state_shapes import States, measure_states, with_states
 
 MeasurePeak = Callable[[Layout, int], int]
@@ -130,9 +131,10 @@ def _kv_bytes(budget: Budget, settings: CacheSettings) -> int:
 
 
 def weights_bytes(loaded: LoadedModel) -> int:
-    """Of parameters and buffers; what is shared counts once."""
+    """Of parameters, buffers and what is packed; what is shared counts once."""
     kept = {tensor.data_ptr(): tensor for tensor in (*loaded.model.parameters(), *loaded.model.buffers())}
-    return sum(tensor.numel() * tensor.element_size() for tensor in kept.values())
+    loose: int = sum(tensor.numel() * tensor.element_size() for tensor in kept.values())
+    return loose + packed_bytes(loaded.model)
 
 
 def _way_out(plan: Plan) -> str:

@@ -42,10 +42,15 @@ States: TypeAlias = Mapping[int, tuple[StateTensor, ...]]
 
 
 def measure_states(model: Any) -> States:
-    """Run one token. The model is as it was afterwards."""
+    """Run one token, with transformers' own attention. The model is as it was afterwards."""
     cache = DynamicCache(config=model.config)
-    with torch.inference_mode():
-        model(torch.zeros(1, 1, dtype=torch.long, device=model.device), cache=cache, use_cache=True)
+    before = model.config._attn_implementation
+    model.set_attn_implementation("eager")
+    try:
+        with torch.inference_mode():
+            model(torch.zeros(1, 1, dtype=torch.long, device=model.device), cache=cache, use_cache=True)
+    finally:
+        model.set_attn_implementation(before)
     found = {index: _tensors(layer) for index, layer in enumerate(cache.layers)}
     return {index: tensors for index, tensors in found.items() if tensors}
 

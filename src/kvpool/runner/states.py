@@ -37,7 +37,8 @@ class States:
             if not forward.chunks[0].start:
                 return None
             kept = self._pages[layer][part][self._blocks(layer, [chunk.start - 1 for chunk in forward.chunks])]
-            found[part] = pad(kept, (1, 0)) if part.startswith(CONV) else kept
+            kept = pad(kept, (1, 0)) if part.startswith(CONV) else kept
+            found[part] = _with_rows(kept, forward.num_tokens if forward.is_stacked else 1)
         return found[part]
 
     def set(self, layer: int, part: str, state: torch.Tensor) -> None:
@@ -58,7 +59,7 @@ class States:
             pages = self._pages.get(layer) or self._make_pages(layer, parts)
             blocks = self._blocks(layer, [chunk.stop - 1 for chunk in self._of_call().chunks])
             for part, state in parts.items():
-                pages[part][blocks] = _kept(part, state)
+                pages[part][blocks] = _kept(part, state)[: len(blocks)]
         self._forward, self._now = None, {}
 
     def _of_call(self) -> Forward:
@@ -78,6 +79,12 @@ class States:
         views = self._memory.pages(place, [(state.dtype, state.shape[1:]) for state in kept])
         self._pages[layer] = dict(zip(names, views, strict=True))
         return self._pages[layer]
+
+
+def _with_rows(states: torch.Tensor, num_rows: int) -> torch.Tensor:
+    """Zeros behind, for the tokens of nobody."""
+    missing = num_rows - states.shape[0]
+    return torch.cat([states, states.new_zeros(missing, *states.shape[1:])]) if missing else states
 
 
 def _kept(part: str, state: torch.Tensor) -> torch.Tensor:

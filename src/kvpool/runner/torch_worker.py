@@ -5,6 +5,7 @@ Knows nothing of: requests, texts, when to stop.
 """
 
 from collections.abc import Callable, Sequence
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -14,15 +15,14 @@ from kvpool.engine.sampling import Logprobs
 from kvpool.engine.step_input import StepAnswer, StepInput
 from kvpool.errors import ConfigError
 from kvpool.plan.layout import Layout
-from kvpool.runner.forward import Forward, forwards
+from kvpool.runner.forward import Forward, forwards, num_filled_up
 from kvpool.runner.model_cache import ATTENTION, PagedCache
 from kvpool.runner.pages import KVMemory, Places
+from kvpool.runner.refused import why_refused
 from kvpool.runner.sampler import logprobs, sample
 
 _GRADUAL = frozenset({"mamba", "falcon_mamba", "jamba"})
 """Models that transformers 5.24 computes wrongly where several tokens go on from a state: off by up to 0.04."""
-_REFUSED = {"recurrent_gemma": "keeps its state in its modules", "minimax": "has a cache of its own kind"}
-
 Watch = Callable[[torch.Tensor, Sequence[int]], object]
 """Gets the logits of a step and their rows, for tests."""
 
@@ -42,9 +42,9 @@ class TorchWorker:
         kv_dtype: torch.dtype | None = None,
         watch: Watch | None = None,
     ) -> None:
-        kind = model.config.get_text_config().model_type
-        if kind in _REFUSED:
-            raise ConfigError(f"a model of type {kind} {_REFUSED[kind]}: it cannot run on pages")
+        kind = model.config.get_text_config(decoder=True).model_type
+        if why := why_refused(model.config):
+            raise ConfigError(f"a {kind} model {why}")
         self._model = model
         self._device = next(model.parameters()).device
         places = Places.of(layout)
@@ -55,6 +55,8 @@ class TorchWorker:
         self._is_gradual = kind in _GRADUAL
         self._watch = watch
         model.set_attn_implementation(ATTENTION)
+        if model.config._attn_implementation != ATTENTION:
+            raise ConfigError(f"a {kind} model computes its attention itself, so that it cannot read from pages")
 
     def execute(self, step: StepInput) -> StepAnswer:
         """The next token of every row that gives one."""
@@ -76,7 +78,8 @@ class TorchWorker:
             logits[chunk.row] = own[-1]
             if len(places) == chunk.count and step.sampling is not None:
                 first = int(step.counts[: chunk.row].sum())
-                targets = step.sampling.targets[first : first + step.counts[chunk.row]][-chunk.count :].tolist()
+                first += chunk.start - int(step.positions[first])
+                targets = step.sampling.targets[first : first + chunk.count].tolist()
                 rows = [(row, target) for row, target in zip(own, targets, strict=True) if target >= 0]
                 if rows:
                     top = int(step.sampling.num_prompt_logprobs[chunk.row])
@@ -84,7 +87,8 @@ class TorchWorker:
                     told.setdefault(chunk.row, []).extend(logprobs(stacked, [target for _, target in rows], top))
 
     def _call(self, forward: Forward, keep: Sequence[int]) -> torch.Tensor:
-        """The logits at these places: (places, vocabulary), in fp32."""
+        """The logits at these places, in fp32: (places, vocabulary), and maybe more behind."""
+        keep = [*keep, *repeat(keep[-1], num_filled_up(len(keep), self._device) - len(keep))]
         shape = (-1, 1) if forward.is_stacked else (1, -1)
         self._cache.begin(forward)
         out = self._model(

@@ -26,7 +26,7 @@ try:
     from starlette.applications import Starlette
     from starlette.exceptions import HTTPException
     from starlette.middleware import Middleware
-    from starlette.requests import Request
+    from starlette.requests import ClientDisconnect, Request
     from starlette.responses import Response
     from starlette.routing import Route
 except ImportError as error:
@@ -84,6 +84,7 @@ def make_app(engine: AsyncEngine, tokenizer: Tokenizer, config: ServerConfig) ->
             KVPoolError: served.tell_own,
             HTTPException: _tell_http,
             ClientGoneError: _tell_nobody,
+            ClientDisconnect: _tell_nobody,
             Exception: _tell_fault,
         }),
         lifespan=lifespan,

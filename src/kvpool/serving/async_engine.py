@@ -54,6 +54,10 @@ class AsyncEngine:
         self._loop.start(lambda report: _later(here, self._take, report))
 
     @property
+    def num_streams(self) -> int:
+        return len(self._streams)
+
+    @property
     def is_serving(self) -> bool:
         return self._loop.is_alive and not self._is_closing
 

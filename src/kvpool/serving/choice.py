@@ -13,6 +13,9 @@ from kvpool.serving.stop_strings import StopStrings
 from kvpool.serving.stream import Finish, Output
 from kvpool.serving.tokenizer import Tokenizer
 
+_LEAST = -9999.0
+"""What OpenAI's interface says of what cannot be: JSON has no infinity."""
+
 
 @dataclass(frozen=True, slots=True)
 class Piece:
@@ -67,7 +70,7 @@ def chat_logprobs(tokenizer: Tokenizer, told: Iterable[Logprobs]) -> Mapping[str
     def entry(token_id: int, logprob: float) -> dict[str, Any]:
         return {
             "token": token_text(tokenizer, token_id),
-            "logprob": logprob,
+            "logprob": max(logprob, _LEAST),
             "bytes": list(tokenizer.token_bytes(token_id)),
         }
 
@@ -89,7 +92,7 @@ def completion_logprobs(
         offsets.append(offsets[-1] + len(tokenizer.token_bytes(token_id).decode(errors="ignore")))
     return {
         "tokens": tokens,
-        "token_logprobs": [each.logprob if each is not None else None for each in told],
+        "token_logprobs": [max(each.logprob, _LEAST) if each is not None else None for each in told],
         "top_logprobs": [_likeliest(tokenizer, each) for each in told],
         "text_offset": offsets[: len(tokens)],
     }
@@ -102,7 +105,7 @@ def prompt_logprobs(tokenizer: Tokenizer, told: Iterable[Logprobs]) -> list[Mapp
         likely = {each.token_id: each.logprob, **dict(each.top)}
         answers.append(
             {
-                str(token_id): {"logprob": logprob, "decoded_token": token_text(tokenizer, token_id)}
+                str(token_id): {"logprob": max(logprob, _LEAST), "decoded_token": token_text(tokenizer, token_id)}
                 for token_id, logprob in likely.items()
             }
         )
@@ -113,4 +116,4 @@ def _likeliest(tokenizer: Tokenizer, told: Logprobs | None) -> Mapping[str, floa
     if told is None or not told.top:
         return None
     likely = {**dict(told.top), told.token_id: told.logprob}
-    return {token_text(tokenizer, token_id): logprob for token_id, logprob in likely.items()}
+    return {token_text(tokenizer, token_id): max(logprob, _LEAST) for token_id, logprob in likely.items()}

@@ -17,6 +17,8 @@ except ImportError as error:
     raise MissingExtraError("uvicorn", "serve") from error
 
 _GOODBYE_S = 5
+_KEEP_ALIVE_S = 75
+"""Longer than clients and proxies keep idle connections, so that they close them and not we."""
 
 
 class Server(uvicorn.Server):
@@ -41,6 +43,7 @@ class Server(uvicorn.Server):
                 log_level="warning",
                 lifespan="on",
                 timeout_graceful_shutdown=int(config.drain_s) + _GOODBYE_S,
+                timeout_keep_alive=_KEEP_ALIVE_S,
             )
         )
 

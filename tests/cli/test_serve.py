@@ -1,0 +1,110 @@
+"""`kvpool serve` as a program: it serves, ends in order when told to, and tells mistakes in one line."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from kvpool.cli import serve
+from kvpool.cli.main import main
+from kvpool.errors import ConfigError
+
+ROOT = Path(__file__).parents[2]
+PROGRAM = """
+import sys
+from kvpool import KVCacheManager
+from kvpool.cli import serve
+from kvpool.cli.main import main
+from kvpool.serving.served_model import ServedModel
+from tests.serving.toy import ByteTokenizer, ToyWorker
+cache = KVCacheManager(200, 4)
+model = ServedModel("toy", cache, ToyWorker(cache), ByteTokenizer(), 300, lambda: print("closed"))
+serve.open_model = lambda options: model
+sys.exit(main(["serve", "--model", "toy", *sys.argv[1:]]))
+"""
+
+
+@contextmanager
+def serving(*arguments: str) -> Iterator[tuple[str, "subprocess.Popen[str]"]]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-c", PROGRAM, "--port", str(port), *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), serve.API_KEYS: ""}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    ) as program:
+        try:
+            _until_healthy(f"http://127.0.0.1:{port}", program)
+            yield f"http://127.0.0.1:{port}", program
+        finally:
+            program.kill()
+
+
+def _until_healthy(url: str, program: "subprocess.Popen[str]") -> None:
+    while program.poll() is None:
+        try:
+            if httpx.get(f"{url}/health", timeout=60).status_code == 200:
+                return
+        except httpx.TransportError:
+            continue
+    raise AssertionError(program.stderr.read() if program.stderr else "")
+
+
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+def test_it_serves_until_it_is_told_to_end(sent: signal.Signals, code: int) -> None:
+    with serving("--served-model-name", "mine") as (url, program):
+        assert httpx.get(f"{url}/v1/models").json()["data"][0]["id"] == "mine"
+        answer = httpx.post(f"{url}/v1/completions", json={"model": "mine", "prompt": "x", "max_tokens": 3}, timeout=60)
+        assert answer.json()["usage"]["completion_tokens"] == 3
+        program.send_signal(sent)
+        told, noted = program.communicate(timeout=60)
+        assert program.returncode == code
+        assert told == "closed\n"
+        assert noted.startswith("kvpool: toy on http://127.0.0.1:")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--model", "nowhere"], "nowhere"),
+        (["--model", "x", "--port", "70000"], "70000"),
+        (["--model", "x", "--timeout", "0"], "seconds"),
+        ([], "--model"),
+    ],
+)
+def test_mistakes_are_told(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        code = main(["serve", *arguments])
+    except SystemExit as error:
+        code = int(error.code or 0)
+    assert code == 2
+    assert words in capsys.readouterr().err
+
+
+def test_keys_come_from_both_places() -> None:
+    assert serve.api_keys(["a"], "b, c") == ("a", "b", "c")
+    assert serve.api_keys([], "") == ()
+    with pytest.raises(ConfigError, match="empty"):
+        serve.api_keys([""], "")
+
+
+@pytest.mark.parametrize("library", ["starlette", "uvicorn", "prometheus_client"])
+def test_a_missing_library_is_told_with_the_way_to_get_it(library: str) -> None:
+    program = (
+        f"import sys; sys.modules[{library!r}] = None; from kvpool.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, "serve", "--model", "x"], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 2
+    assert "pip install 'kvpool[serve]'" in done.stderr
+    others = subprocess.run([sys.executable, "-c", program, "size", "--help"], capture_output=True, timeout=120)
+    assert others.returncode == 0
