@@ -34,14 +34,12 @@ def server_of(
     config: ServerConfig,
     *,
     max_waiting: int = 1024,
-    host: str = "127.0.0.1",
-    port: int = 8000,
 ) -> Server:
     """A server of a model, not started yet."""
     steps = SchedulerConfig(options.max_num_batched_tokens, options.max_num_seqs, waits_for_prefix=True)
     most = options.max_model_len or model.max_model_len
     engine = AsyncEngine(EngineLoop(model.cache, model.worker, steps), max_model_len=most, max_waiting=max_waiting)
-    return Server(engine, model.tokenizer, config, host=host, port=port)
+    return Server(engine, model.tokenizer, config)
 
 
 def _opening(options: argparse.Namespace) -> Opening:
