@@ -51,8 +51,30 @@ class History:
         if rng.random() < 0.03:
             served.scheduler.reset_prefix_cache(preempt_running=rng.random() < 0.7)
         if served.scheduler.has_work:
-            served.step()
+            if rng.random() < 0.03:
+                self._fail()
+            else:
+                served.step()
         served.cache.check()
+
+    def _fail(self) -> None:
+        """A step that ends in the middle: some values and states are written. Its requests end, as in a server."""
+        calls = iter(range(self._rng.randrange(3)))
+
+        def fail(*_: object) -> None:
+            if next(calls, None) is None:
+                raise ArithmeticError
+
+        hook = self.served.tiny.paged.get_output_embeddings().register_forward_pre_hook(fail)
+        try:
+            self.served.step()
+        except ArithmeticError:
+            for request in self.served.notes.batch.requests:
+                assert isinstance(request, Generation)
+                self._gone.add(request)
+                self.served.scheduler.abort(request)
+        finally:
+            hook.remove()
 
     def end(self) -> int:
         """All that still run come to their ends; how many requests were right."""

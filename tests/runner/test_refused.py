@@ -1,12 +1,13 @@
 """What would be computed wrongly is refused instead, with the reason."""
 
+import random
 from copy import deepcopy
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from tests.runner.served import Served
+from tests.runner.served import Served, prompt_of
 from tests.runner.tiny_models import CONFIGS, Tiny, layout_of, of_config, tiny
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
@@ -14,6 +15,7 @@ from kvpool.errors import ConfigError
 from kvpool.plan.grouping import group_layers
 from kvpool.plan.spec import Attention
 from kvpool.runner.model_cache import paged_attention
+from kvpool.runner.refused import why_refused
 from kvpool.runner.torch_worker import TorchWorker
 
 ANY_LAYOUT = group_layers({0: Attention(2, 16)}, 4)
@@ -53,6 +55,28 @@ def test_attention_that_cannot_be_replaced(name: str) -> None:
     settings: dict[str, Any] = {"vocab_size": 64, "hidden_size": 32, "num_heads": 2, **own[name]}
     with pytest.raises(ConfigError, match=f"a {name} model computes its attention itself"):
         TorchWorker(made(name, **settings), ANY_LAYOUT, 4)
+
+
+@pytest.mark.parametrize("name", ["stablelm", "nemotron"])
+def test_attention_that_is_not_told_of_the_cache(name: str) -> None:
+    """Its module hands on no keywords."""
+    model = of_config(name, CONFIG_MAPPING[name](**SIZES, num_key_value_heads=2))
+    with pytest.raises(ConfigError, match="Attention does not hand on what its model is called with"):
+        Served(model).run([[1, 2, 3]])
+
+
+def test_attention_to_chosen_tokens() -> None:
+    config = CONFIG_MAPPING["deepseek_v32"](index_topk=4)
+    assert why_refused(config) == "looks at tokens that an index chooses, which this engine does not compute"
+
+
+def test_keys_of_a_layer_that_is_not_known(rng: random.Random) -> None:
+    """The last layers read those of another one; were the plan not to say so, they would see the new tokens alone."""
+    model = tiny("gemma3n_text")
+    served = Served(model)
+    served.worker._cache._places.shared.clear()
+    with pytest.raises(ConfigError, match="attention gets 1 keys where there are 6: its layer is not known"):
+        served.run([prompt_of(rng, 5)])
 
 
 def test_chunked_local_attention() -> None:
@@ -102,6 +126,9 @@ def attend(**keywords: Any) -> None:
 
 class Paged:
     """Stands for a `PagedCache` that computes nothing."""
+
+    def source(self, layer: int | None) -> int | None:
+        return layer
 
     def attend(self, *_: Any) -> torch.Tensor:
         return torch.zeros(1, 3, 2, 4)

@@ -15,6 +15,8 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 from kvpool.models.huggingface import read_model
 from kvpool.plan.grouping import group_layers
 from kvpool.plan.layout import Layout
+from kvpool.plan.spec import State
+from kvpool.runner.state_shapes import States, measure_states, with_states
 
 VOCABULARY = 128
 WINDOW = 8
@@ -112,6 +114,18 @@ OTHERS: dict[str, dict[str, Any]] = {
         "query_pre_attn_scalar": 16,
         "attn_logit_softcapping": 5.0,
     },
+    "gemma3n_text": {
+        **_HEADS,
+        "num_hidden_layers": 6,
+        "sliding_window": WINDOW,
+        "layer_types": ["sliding_attention", "full_attention"] * 3,
+        "num_kv_shared_layers": 3,
+        "hidden_size_per_layer_input": 8,
+        "vocab_size_per_layer_input": VOCABULARY,
+        "laurel_rank": 8,
+        "activation_sparsity_pattern": [0.0] * 6,
+        "intermediate_size": [96] * 6,
+    },
     "gpt_neox": {key: value for key, value in _DENSE.items() if key != "num_key_value_heads"},
     "lfm2": {**_DENSE, "layer_types": ["conv", "full_attention"] * 2, "block_ff_dim": 128},
     "granitemoehybrid": {
@@ -143,7 +157,7 @@ OTHERS: dict[str, dict[str, Any]] = {
         "mamba_head_dim": 16,
     },
 }
-"""Models that do one thing in a way of their own: softcaps, shared blocks, `update` without keywords, convolutions."""
+"""Models that do a thing in a way of their own: softcaps, shared blocks, shared keys, `update` without keywords."""
 
 WITH_STATES = frozenset({"mamba", "mamba2", "jamba", "bamba", "falcon_h1", "qwen3_next"})
 
@@ -183,5 +197,13 @@ def of_model(name: str, stock: Any) -> Tiny:
 
 
 def layout_of(model: Any, block_size: int, kv_dtype: str = "auto") -> Layout:
-    read = read_model(model.config.to_dict(), name="a model", dtype="float32", kv_dtype=kv_dtype)
+    dtype = str(model.dtype).removeprefix("torch.")
+    read = read_model(model.config.to_dict(), name="a model", dtype=dtype, kv_dtype=kv_dtype)
+    if any(isinstance(spec, State) for layer in read.layers for spec in layer):
+        read = with_states(read, _states(model))
     return group_layers(read.caches(), block_size)
+
+
+@cache
+def _states(model: Any) -> States:
+    return measure_states(model)

@@ -7,12 +7,21 @@ Knows nothing of: requests, layers, tokens, bytes, time.
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias
 
-from kvpool._native._core import Pool, Rows, encode_blocks, features, hash_blocks, hash_encoded, hash_into
+from kvpool._native._core import SOURCES, Pool, Rows, encode_blocks, features, hash_blocks, hash_encoded, hash_into
 from kvpool.events import EventLog
 from kvpool.limits import MAX_BLOCKS, require_pool_size
 from kvpool.types import BlockHash, BlockId
 
-__all__ = ["NativeBlockPool", "Rows", "encode_blocks", "features", "hash_blocks", "hash_encoded", "hash_into"]
+__all__ = [
+    "SOURCES",
+    "NativeBlockPool",
+    "Rows",
+    "encode_blocks",
+    "features",
+    "hash_blocks",
+    "hash_encoded",
+    "hash_into",
+]
 
 _BORDER, _INSIDE, _WHOLE = range(3)
 _Tie: TypeAlias = tuple[int, BlockId, BlockHash, int]

@@ -101,6 +101,10 @@ class PagedCache:
 
     # -- attention
 
+    def source(self, layer: int | None) -> int | None:
+        """The layer whose keys and values this one reads, where that is another."""
+        return None if layer is None else self._places.shared.get(layer)
+
     def attend(
         self,
         layer: int | None,
@@ -111,7 +115,7 @@ class PagedCache:
     ) -> torch.Tensor:
         """Queries (batch, heads, tokens, dim) to (batch, tokens, heads, value dim).
 
-        Without a layer, keys and values of all rows are `given`, one row behind the other.
+        Without a layer, keys and values of all tokens of all rows are `given`, one row behind the other.
         """
         forward = self.forward
         rows = _flat(query, forward.is_stacked)
@@ -144,6 +148,9 @@ class PagedCache:
         self, query: torch.Tensor, given: tuple[torch.Tensor, torch.Tensor], window: int | None, rule: Rule
     ) -> torch.Tensor:
         keys, values = (each[0].transpose(0, 1) for each in given)
+        num_keys = sum(chunk.stop for chunk in self.forward.chunks)
+        if len(keys) != num_keys:
+            raise ConfigError(f"attention gets {len(keys)} keys where there are {num_keys}: its layer is not known")
         outs, first = [], 0
         for chunk in self.forward.chunks:
             begin, stop = first + (max(0, chunk.start - window + 1) if window else 0), first + chunk.stop
@@ -198,11 +205,16 @@ def paged_attention(
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: torch.Tensor | None = None,
-    paged: PagedCache,
+    paged: PagedCache | None = None,
     paged_layer: int | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    """The attention function of transformers. ConfigError for what it is told and would not do."""
+    """The attention function of transformers. ConfigError for what it is told and would not do.
+
+    A layer that does not call `update` reads the pages of another.
+    """
+    if paged is None:
+        raise ConfigError(f"{type(module).__name__} does not hand on what its model is called with")
     wrong = [name for name, told in others.items() if name not in _UNDERSTOOD and not isinstance(told, bool | None)]
     is_causal = others.get("is_causal") is not False and getattr(module, "is_causal", True)
     if wrong or attention_mask is not None or not is_causal:
@@ -210,6 +222,8 @@ def paged_attention(
             f"{type(module).__name__} asks for {', '.join(wrong) or 'a mask of its own'}, which is not computed here"
         )
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    if paged_layer is None:
+        paged_layer = paged.source(getattr(module, "layer_idx", None))
     return paged.attend(paged_layer, query, (key, value), sliding_window, Rule(scale, softcap, s_aux)), None
 
 

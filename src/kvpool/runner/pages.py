@@ -32,10 +32,14 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Of every layer that keeps something, by its number: its tokens' keys and values, its state, or both."""
+    """Of every layer that keeps something, by its number: its tokens' keys and values, its state, or both.
+
+    `shared`: layers that keep nothing and read another's, and that layer.
+    """
 
     tokens: dict[int, Place]
     states: dict[int, Place]
+    shared: dict[int, int]
 
     @staticmethod
     def of(layout: Layout) -> "Places":
@@ -48,7 +52,8 @@ class Places:
                 place = Place(group_id, group.kind, offset, page.kept_bytes)
                 (states if isinstance(group.kind, StateSpace) else tokens)[layer_and_part(page.layer)[0]] = place
                 offset += page.page_bytes
-        return Places(tokens, states)
+        shared = {layer_and_part(name)[0]: layer_and_part(source)[0] for name, source in layout.shared}
+        return Places(tokens, states, shared)
 
 
 class KVMemory:

@@ -15,4 +15,7 @@ def why_refused(config: Any) -> str | None:
     """What stands behind "a t5 model"; None where nothing in the configuration is against it."""
     if config.is_encoder_decoder:
         return "has an encoder, which this engine does not run"
-    return _KINDS.get(config.get_text_config(decoder=True).model_type)
+    text = config.get_text_config(decoder=True)
+    if getattr(text, "index_topk", None):
+        return "looks at tokens that an index chooses, which this engine does not compute"
+    return _KINDS.get(text.model_type)
