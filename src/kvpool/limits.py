@@ -1,9 +1,22 @@
 """How large a block pool may be, whatever it is made of."""
 
+import operator
+from typing import Any
+
 from kvpool.errors import ConfigError
 
 MAX_BLOCKS = 2**31 - 1
 MAX_GROUPS = 256
+
+
+def whole_number(name: str, value: Any) -> int:
+    """A setting as a plain number, of numpy's too. ConfigError for what is none."""
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        return operator.index(value)
+    except TypeError:
+        raise ConfigError(f"{name} is {value!r}: a whole number is needed") from None
 
 
 def require_pool_size(num_blocks: int, num_groups: int) -> None:

@@ -5,6 +5,7 @@ Only the tests of `check()` itself reach under the surface, to plant the corrupt
 
 import random
 from collections.abc import Callable, Iterable, Sequence
+from time import perf_counter
 from typing import Any
 
 import pytest
@@ -542,6 +543,31 @@ def test_evictions_are_told_group_by_group(grouped: BlockPool, log: EventLog) ->
     assert (grouped.num_evictions, grouped.num_cached) == (4, 1)
     assert grouped.match([b"x"], 2) == [1]
     grouped.check()
+
+
+ORDERS: dict[str, Callable[[list[int]], list[int]]] = {
+    "oldest first": lambda ids: ids,
+    "youngest first": lambda ids: ids[::-1],
+    "in any order": lambda ids: random.Random(1).sample(ids, len(ids)),
+}
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_many_copies_of_a_name_go_as_fast_as_few(make_pool: PoolFactory, order: str) -> None:
+    num_blocks = 40_000
+    pool = make_pool(num_blocks + 1)
+    blocks = taken(pool, num_blocks)
+    pool.commit(blocks, [b"x"] * num_blocks)
+    pool.free(ORDERS[order](blocks))
+    start = perf_counter()
+    for _ in range(num_blocks // 8 - 1):
+        pool.allocate(8)
+    assert perf_counter() - start < 1
+    assert pool.match([b"x"]) == [min(pool.free_block_ids())]
+    pool.check()
+    assert len(taken(pool, 8)) == 8
+    assert pool.match([b"x"]) == []
+    pool.check()
 
 
 def test_copies_are_counted_within_a_group(grouped: BlockPool, log: EventLog) -> None:
