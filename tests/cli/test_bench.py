@@ -245,6 +245,18 @@ def test_figures_are_those_of_what_was_answered() -> None:
     assert made.rates()["output_tokens_per_s"] == pytest.approx(7 / 3)
 
 
+def test_tokens_without_a_text_count() -> None:
+    """Of 5 tokens the last three are special ones."""
+    answer = Answer(0.0, [1.0, 2.0], Usage(10, 5, 0), "length", 5.0)
+    made = figures([Outcome(10, 0.0, answer, 5.0)])
+    assert made.time_per_output_token_s is not None
+    assert made.time_per_output_token_s.mean == 1.0
+    assert made.end_to_end_s is not None
+    assert made.end_to_end_s.mean == 5.0
+    silent = Answer(0.0, [], Usage(10, 1, 0), "length", 2.0)
+    assert (silent.first_token_s, silent.last_token_s) == (2.0, 2.0)
+
+
 def test_a_server_that_does_not_count() -> None:
     made = figures([outcome(0.0, [1.0, 1.5, 3.0], None)])
     assert (made.num_prompt, made.num_outputs, made.num_cached, made.hit_rate) == (100, 3, None, None)

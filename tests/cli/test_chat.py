@@ -137,6 +137,13 @@ class Terminal:
         shown, self.seen = self.seen.split(text, 1)
         return shown + text
 
+    def interrupt_prompt(self) -> None:
+        """Until it is heard: a signal that comes just before the prompt waits for a key is seen with that key only."""
+        for _ in range(60):
+            self.process.send_signal(signal.SIGINT)
+            if select.select([self.fd], [], [], 1)[0]:
+                return
+
     def type(self, text: str) -> None:
         os.write(self.fd, text.encode())
 
@@ -179,7 +186,7 @@ def test_a_person_ends_an_answer_and_goes_on() -> None:
         answered = shown.until("> ")
         assert re.search(r"\n[1-9]\d* cached", answered)
         assert all(len(line) <= 40 for line in answered.splitlines())
-        shown.process.send_signal(signal.SIGINT)
+        shown.interrupt_prompt()
         assert "Ctrl-D ends the chat" in shown.until("> ")
         shown.type("\x04")
         assert shown.process.wait(60) == 0

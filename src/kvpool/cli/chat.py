@@ -57,14 +57,12 @@ def _talk(chat: Chat, name: str) -> int:
         __import__("readline")
     while True:
         try:
-            line = input("> ")
+            if chat.take(input("> ")).ends:
+                return 0
         except KeyboardInterrupt:
             notes.print("\n[dim]Ctrl-D ends the chat[/]")
-            continue
         except EOFError:
             notes.print()
-            return 0
-        if chat.take(line).ends:
             return 0
 
 
