@@ -1,7 +1,7 @@
 """What does it cost that keys and values are kept in fp8?
 
 The demo's model continues a dozen prompts greedily, with its own KV dtype and with fp8. Beside the tokens that come
-out: the text of its own dtype is given to both, and at every token of the outputs the likeliest one of each is compared.
+out: both are given the text of its own dtype, and at every token of the outputs the likeliest one of each is compared.
 """
 
 import torch

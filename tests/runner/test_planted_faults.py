@@ -201,22 +201,23 @@ def test_a_state_that_is_not_written(name: str, rng: random.Random, monkeypatch:
 
 @pytest.mark.parametrize("name", STATES)
 def test_a_wrong_checkpoint(name: str, rng: random.Random, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A hit of 32 tokens goes on from the state after 16."""
-    served = Served(tiny(name), block_size=16, budget=16)
-    prompt = prompt_of(rng, 41)
-    served.run([prompt[:17], prompt], tag="cold")
+    """A hit of two blocks goes on from the state after one."""
+    unit = Served(tiny(name), block_size=16).unit
+    served = Served(tiny(name), block_size=16, budget=unit, num_seqs=4)
+    prompt = prompt_of(rng, 2 * unit + 9)
+    served.run([prompt[: unit + 1], prompt], tag="cold")
     [warm] = served.run([prompt], tag="warm")
     assert stock.is_right(served, warm)
     blocks, wrong = States._blocks, list[int]()
 
     def older(self: States, layer: int, positions: list[int]) -> torch.Tensor:
-        if positions == [31]:
-            wrong.append(layer)
-            place, now = self._places[layer], self._of_call()
-            checkpoint = served.cache.match(Generation("asks", prompt[:17])).block_ids[place.group_id][0]
-            assert checkpoint, "the state after 16 tokens is kept"
-            return torch.tensor([checkpoint]).to(now.device)
-        return blocks(self, layer, positions)
+        if positions != [2 * unit - 1]:
+            return blocks(self, layer, positions)
+        wrong.append(layer)
+        hit = served.cache.match(Generation("asks", prompt[: unit + 1]))
+        checkpoint = hit.block_ids[self._places[layer].group_id][-1]
+        assert checkpoint, "the state after one block is kept"
+        return torch.tensor([checkpoint])
 
     monkeypatch.setattr(States, "_blocks", older)
     [request] = served.run([prompt], tag="wrong")

@@ -15,6 +15,8 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 from kvpool.models.huggingface import read_model
 from kvpool.plan.grouping import group_layers
 from kvpool.plan.layout import Layout
+from kvpool.plan.spec import State
+from kvpool.runner.state_shapes import States, measure_states, with_states
 
 VOCABULARY = 128
 WINDOW = 8
@@ -195,5 +197,13 @@ def of_model(name: str, stock: Any) -> Tiny:
 
 
 def layout_of(model: Any, block_size: int, kv_dtype: str = "auto") -> Layout:
-    read = read_model(model.config.to_dict(), name="a model", dtype="float32", kv_dtype=kv_dtype)
+    dtype = str(model.dtype).removeprefix("torch.")
+    read = read_model(model.config.to_dict(), name="a model", dtype=dtype, kv_dtype=kv_dtype)
+    if any(isinstance(spec, State) for layer in read.layers for spec in layer):
+        read = with_states(read, _states(model))
     return group_layers(read.caches(), block_size)
+
+
+@cache
+def _states(model: Any) -> States:
+    return measure_states(model)

@@ -74,7 +74,8 @@ class States:
 
     def _make_pages(self, layer: int, parts: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         place: Place = self._places[layer]
-        names = sorted(parts)
+        # Widest elements first, so that all begin at a whole element.
+        names = sorted(parts, key=lambda name: (-parts[name].element_size(), name))
         kept = [_kept(name, parts[name]) for name in names]
         views = self._memory.pages(place, [(state.dtype, state.shape[1:]) for state in kept])
         self._pages[layer] = dict(zip(names, views, strict=True))
