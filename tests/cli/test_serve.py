@@ -1,5 +1,6 @@
 """`kvpool serve` as a program: it serves, ends in order when told to, and tells mistakes in one line."""
 
+import json
 import os
 import signal
 import socket
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from tests.cli.real_model import needs_the_demo_model
 
 from kvpool.cli import serve
 from kvpool.cli.main import main
@@ -81,6 +83,34 @@ def test_it_serves_until_it_is_told_to_end(sent: signal.Signals, code: int) -> N
         assert program.returncode == code
         assert told == "closed\n"
         assert noted == ""
+
+
+@needs_the_demo_model
+def test_a_real_model_is_served_and_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    small = ["--kv-gib", "0.1", "--max-model-len", "1024", "--max-num-batched-tokens", "256", "--threads", "1"]
+    command = [sys.executable, "-m", "kvpool.cli.main", "serve", "--model", "demo", "--port", "0", *small]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as program:
+        try:
+            assert program.stderr is not None
+            noted = []
+            for line in program.stderr:
+                noted.append(line)
+                if " on http" in line:
+                    break
+            url = noted[-1].split()[-1]
+            _until_healthy(url, program)
+            load = ["--workload", "system", "--num-requests", "4", "--concurrency", "2", "--reset"]
+            cut = ["--max-prompt-tokens", "300", "--max-output-tokens", "3"]
+            assert main(["bench", "--url", url, *load, *cut, "--json"]) == 0
+            program.send_signal(signal.SIGTERM)
+            program.wait(60)
+        finally:
+            program.kill()
+    assert any(line.startswith("GPU KV cache size: ") for line in noted)
+    assert program.returncode == 0
+    run = json.loads(capsys.readouterr().out)
+    assert (run["num_answered"], run["num_prompt"], run["num_outputs"]) == (4, 1200, 12)
+    assert run["hit_rate"] > 0.2
 
 
 @pytest.mark.parametrize(
