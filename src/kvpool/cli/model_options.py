@@ -26,7 +26,7 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     model.add_argument("--max-model-len", type=length, metavar="TOKENS", help="of prompt and outputs of a request")
     model.add_argument("--in-process", action="store_true", help="compute in this process, not in one of its own")
     steps = parser.add_argument_group("steps")
-    steps.add_argument("--max-num-seqs", type=count, metavar="N", help="most running requests (256, or as a step has tokens)")
+    steps.add_argument("--max-num-seqs", type=count, metavar="N", help="most running requests (256, or fewer)")
     steps.add_argument("--max-num-batched-tokens", type=length, default=2048, metavar="N", help="tokens a step (2048)")
 
 
