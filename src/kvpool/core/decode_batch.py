@@ -212,17 +212,19 @@ class DecodeBatch:
             raise UsageError(f"request {request.request_id!r} has no room for its last token: serve it first")
         return numbers
 
-    def _publish_all_but_last(self, request: RequestLike, table: BlockTable) -> None:
-        """All that can be wrong with a request that joins is found here, before anything changes."""
+    def _publish_all_but_last(self, request: RequestLike, table: BlockTable) -> tuple[list[int], list[int], int]:
+        """All that can be wrong with a request that joins is found here, before anything changes.
+
+        Its tokens, the last of them as plain numbers, a block's worth at most, and how many it has at its end.
+        """
         require_room(request, table)
-        tokens = list_of_tokens(request)
-        num_computed = max(table.num_computed, len(tokens) - 1)
-        longest(request)
+        tokens, limit = list_of_tokens(request), longest(request)
         try:
-            plain_ids(tokens[-self._groups.alignment :])
+            last = plain_ids(tokens[-self._groups.alignment :])
         except UsageError as error:
             raise UsageError(f"request {request.request_id!r}: {error}") from None
-        self._publisher.publish((request,), (table,), (num_computed,))
+        self._publisher.publish((request,), (table,), (max(table.num_computed, len(tokens) - 1),))
+        return tokens, last, limit
 
     def _publish(self) -> None:
         """Requests whose last block is full in all groups: all of it is computed."""
