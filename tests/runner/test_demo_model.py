@@ -48,9 +48,9 @@ def test_cold_and_warm(model: Tiny, prompts: list[list[int]]) -> None:
     """In chunks, then with hits, then all at once; the same prompt is equal to the bit when it comes back."""
     engine = served(model)
     [cold] = engine.run(prompts[:1], 5, "cold")
-    warm = engine.run(prompts, 5, "warm")
+    warm = engine.run(prompts[:2], 5, "warm")
     stock.check(engine, [cold, *warm])
-    assert engine.cache.stats.num_hit_tokens >= 3 * 96
+    assert engine.cache.stats.num_hit_tokens >= 2 * 96
 
 
 def test_warm_is_equal_to_cold_to_the_bit(model: Tiny, prompts: list[list[int]]) -> None:

@@ -118,7 +118,7 @@ def test_every_model_runs(name: str, rng: random.Random) -> None:
     for its, others in zip(half.run(prompts, 1), whole.run(prompts, 1), strict=True):
         [found], [truth] = half.logits_of(its).values(), whole.logits_of(others).values()
         if name not in WITH_EXPERTS:
-            assert float((found - truth).abs().max()) < 0.25 * float(truth.abs().max())
+            assert float((found - truth).norm()) < 0.4 * float(truth.norm())
     for request in [*half.run(prompts, tag="cold"), *half.run(prompts, tag="warm")]:
         assert not any(logits.isnan().any() for logits in half.logits_of(request).values())
         assert len(outputs(request)) == 8

@@ -10,7 +10,7 @@ another thread, not a signal.
 
 import sys
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NoReturn, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
@@ -30,16 +30,18 @@ from kvpool.plan.kinds import FullAttention, SlidingWindow
 from kvpool.types import GroupId
 
 _NEVER = sys.maxsize
+_LARGEST_BLOCK = 1 << 20
 
 
 def can_be_native(pool: BlockPool, room: Room, groups: Groups, publisher: Publisher) -> bool:
     """Whether the native core has rows for such a cache.
 
-    It does where all groups keep everything or a sliding window, in blocks of one size, and where what is published of
-    a block that fills does not depend on where it is.
+    It does where all groups keep everything or a sliding window, in blocks of one size, of a million tokens at most,
+    and where what is published of a block that fills does not depend on where it is.
     """
     is_native = NativeRows is not None and NativeBlockPool is not None and isinstance(pool, NativeBlockPool)
     are_plain = all(isinstance(group.kind, FullAttention | SlidingWindow) for group in groups.all)
+    are_plain &= groups.unit <= _LARGEST_BLOCK
     return is_native and are_plain and room.is_uniform and publisher.steady is not None
 
 
@@ -64,6 +66,9 @@ class NativeDecodeBatch(DecodeBatch):
             publisher.on_named,
         )
         self._nothing = np.zeros((0, len(groups)), dtype=np.int32)
+
+    def __reduce_ex__(self, _protocol: SupportsIndex) -> NoReturn:
+        raise TypeError("a native decode batch cannot be copied or pickled, and its cache neither")
 
     @property
     def requests(self) -> list[RequestLike]:
@@ -153,6 +158,7 @@ class NativeDecodeBatch(DecodeBatch):
 
     def block_tables(self, group_id: GroupId = 0) -> npt.NDArray[np.int32]:
         """See `DecodeBatch.block_tables`. Not a copy: it changes with the next step."""
+        self._groups.require(group_id)
         return np.asarray(self._rows.block_tables(group_id))
 
     def slot_mapping(self) -> npt.NDArray[np.int64]:
