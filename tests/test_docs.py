@@ -6,6 +6,7 @@ A page is told in fenced blocks, in order and in one folder:
 * `console` lines `$ kvpool …` run and must print the lines below them; a line `…` stands for any lines, an end `…` for
   the rest of a line. They end with exit code 0; 2 where a line `kvpool: …` is shown, 1 where one says `Does not fit`.
   A trace that the page does not make is only missed in the right words here, and read where it is at hand.
+* `sh` is for commands that wait for a person, a server or a model: `$ kvpool …` there must have options that it knows.
 * `examples/` is at hand.
 """
 
@@ -24,7 +25,7 @@ from typing import Any
 
 import pytest
 
-from kvpool.cli.main import main
+from kvpool.cli.main import main, parser_for
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "kvpool"
@@ -33,7 +34,7 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 WITH_MODEL = {"examples/real_model.py"}
 
 ELISION = "…"
-CODE, OUTPUT, COMMANDS = "python", "output", {"console", "bash"}
+CODE, OUTPUT, COMMANDS, WAITING = "python", "output", {"console", "bash"}, "sh"
 FENCE = re.compile(r"^(?P<indent> *)```(?P<info>\w*)$")
 LINK = re.compile(r"\[[^\]]*\]\((?P<target>[^)\s]+)\)")
 TRACE_NAME = re.compile(r"\S+\.(?:jsonl|csv)(?:\.gz)?$")
@@ -103,6 +104,7 @@ def commands_of(block: Block) -> list[Command]:
         line, *shown = part.rstrip("\n").split("\n")
         program, *arguments = shlex.split(line, comments=True)
         if program == "kvpool":
+            arguments = arguments[: next((at for at, word in enumerate(arguments) if word in {"<", ">", "|"}), None)]
             commands.append(Command(arguments, [line.rstrip() for line in shown if line.strip()]))
     return commands
 
@@ -179,6 +181,16 @@ def run_command(command: Command, where: str) -> None:
     )
 
 
+def read_command(command: Command, where: str) -> None:
+    """What the page says can be asked for."""
+    printed = io.StringIO()
+    try:
+        with redirect_stderr(printed):
+            parser_for(command.arguments[0]).parse_args(command.arguments)
+    except SystemExit:
+        pytest.fail(f"{where}: {printed.getvalue()}")
+
+
 def run_code(block: Block, page: str, namespace: dict[str, Any]) -> str:
     """What the code prints. Tracebacks name the page and the line."""
     printed = io.StringIO()
@@ -202,6 +214,9 @@ def run_page(text: str, page: str) -> None:
         if block.info in COMMANDS:
             for command in commands_of(block):
                 run_command(command, where)
+        if block.info == WAITING:
+            for command in commands_of(block):
+                read_command(command, where)
 
 
 @pytest.fixture
@@ -341,13 +356,14 @@ def test_one_namespace_and_one_folder_a_page() -> None:
         (page("console\n$ kvpool replay --workload oneshot --requests 2 --num-blocks 99\nkvpool: no"), "exit code 0"),
         (page("console\n$ kvpool replay --workload oneshot --requests 2 --num-blocks 99\nwrong"), "does not show"),
         (page("console\n$ kvpool replay absent.jsonl --num-block-size 4"), "unrecognized"),
+        (page("sh\n$ kvpool serve --model demo --kv-gb 4"), "unrecognized"),
         ("```python\nx = 1", "does not end"),
         ("```{.python}\nx = 1\n```", "another form"),
     ],
 )
 @pytest.mark.usefixtures("folder")
 def test_a_page_that_is_not_true_fails(wrong: str, message: str) -> None:
-    with pytest.raises((AssertionError, ValueError), match=message):
+    with pytest.raises((AssertionError, ValueError, pytest.fail.Exception), match=message):
         run_page(wrong, "p")
 
 

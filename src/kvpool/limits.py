@@ -1,9 +1,44 @@
 """How large a block pool may be, whatever it is made of."""
 
-from kvpool.errors import ConfigError
+import operator
+from collections.abc import Iterable
+from typing import Any
+
+from kvpool.errors import ConfigError, UsageError
 
 MAX_BLOCKS = 2**31 - 1
 MAX_GROUPS = 256
+DIGEST_BYTES = 32
+SHORT_NAME_BYTES = 20
+
+
+def whole_number(name: str, value: Any) -> int:
+    """A setting as a plain number, of numpy's too. ConfigError for what is none."""
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        return operator.index(value)
+    except TypeError:
+        raise ConfigError(f"{name} is {value!r}: a whole number is needed") from None
+
+
+def require_names(names: Iterable[Any]) -> None:
+    """UsageError that names the first of these that cannot name a block."""
+    for name in names:
+        if (type(name) is not bytes or len(name) != DIGEST_BYTES) and not _is_short_name(name):
+            raise UsageError(
+                f"{name!r} is no name of a block: {DIGEST_BYTES} bytes, at most {SHORT_NAME_BYTES}, or a whole number "
+                "of 64 bits"
+            )
+
+
+def _is_short_name(name: Any) -> bool:
+    if isinstance(name, bytes):
+        return len(name) in (*range(SHORT_NAME_BYTES + 1), DIGEST_BYTES)
+    try:
+        return -(2**63) <= operator.index(name) < 2**64
+    except TypeError:
+        return False
 
 
 def require_pool_size(num_blocks: int, num_groups: int) -> None:

@@ -62,6 +62,28 @@ def test_it_needs_the_core_alone() -> None:
     assert "kvpool doctor" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("wish", "message"),
+    [
+        ("yes", "kvpool: KVPOOL_NATIVE is 'yes': 0 for pure Python, 1 to insist on the native core, or unset"),
+        ("1", "kvpool: KVPOOL_NATIVE is 1, and the native core cannot be imported"),
+    ],
+)
+def test_a_core_that_cannot_be_had_is_one_line(wish: str, message: str) -> None:
+    without = "import sys; sys.modules['kvpool._native._core'] = None; "
+    program = without + "from kvpool_command import main; sys.exit(main())"
+    done = subprocess.run(
+        [sys.executable, "-c", program, "doctor"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "KVPOOL_NATIVE": wish},
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(message)
+    assert done.stderr.count("\n") == 1
+
+
 def test_wrong_names_are_seen(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     right = BlockHasher.names
 

@@ -1,5 +1,6 @@
 """`kvpool serve` as a program: it serves, ends in order when told to, and tells mistakes in one line."""
 
+import json
 import os
 import signal
 import socket
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from tests.cli.real_model import needs_the_demo_model
 
 from kvpool.cli import serve
 from kvpool.cli.main import main
@@ -19,31 +21,43 @@ from kvpool.errors import ConfigError
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
 import sys
+from contextlib import contextmanager
+from types import SimpleNamespace
 from kvpool import KVCacheManager
-from kvpool.cli import serve
+from kvpool.cli import local_model, serve
 from kvpool.cli.main import main
 from kvpool.serving.served_model import ServedModel
 from tests.serving.toy import ByteTokenizer, ToyWorker
-cache = KVCacheManager(200, 4)
-model = ServedModel("toy", cache, ToyWorker(cache), ByteTokenizer(), 300, lambda: print("closed"))
-serve.open_model = lambda options: model
+
+@contextmanager
+def opened_model(options):
+    cache = KVCacheManager(200, 4)
+    model = ServedModel("toy", cache, ToyWorker(cache), ByteTokenizer(), 300)
+    try:
+        yield model, SimpleNamespace(start=SimpleNamespace(sizing=None))
+    finally:
+        print("closed")
+
+local_model.opened_model = opened_model
+serve.print_facts = lambda sizing: None
 sys.exit(main(["serve", "--model", "toy", *sys.argv[1:]]))
 """
 
 
 @contextmanager
 def serving(*arguments: str) -> Iterator[tuple[str, "subprocess.Popen[str]"]]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-c", PROGRAM, "--port", str(port), *arguments]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), serve.API_KEYS: ""}
+    command = [sys.executable, "-c", PROGRAM, "--port", "0", *arguments]
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}", serve.API_KEYS: ""}
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
     ) as program:
         try:
-            _until_healthy(f"http://127.0.0.1:{port}", program)
-            yield f"http://127.0.0.1:{port}", program
+            assert program.stderr is not None
+            noted = program.stderr.readline()
+            assert noted.startswith("kvpool: toy on http://127.0.0.1:"), noted + program.stderr.read()
+            url = noted.split()[-1]
+            _until_healthy(url, program)
+            yield url, program
         finally:
             program.kill()
 
@@ -68,7 +82,35 @@ def test_it_serves_until_it_is_told_to_end(sent: signal.Signals, code: int) -> N
         told, noted = program.communicate(timeout=60)
         assert program.returncode == code
         assert told == "closed\n"
-        assert noted.startswith("kvpool: toy on http://127.0.0.1:")
+        assert noted == ""
+
+
+@needs_the_demo_model
+def test_a_real_model_is_served_and_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    small = ["--kv-gib", "0.1", "--max-model-len", "1024", "--max-num-batched-tokens", "256", "--threads", "1"]
+    command = [sys.executable, "-m", "kvpool.cli.main", "serve", "--model", "demo", "--port", "0", *small]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as program:
+        try:
+            assert program.stderr is not None
+            noted = []
+            for line in program.stderr:
+                noted.append(line)
+                if " on http" in line:
+                    break
+            url = noted[-1].split()[-1]
+            _until_healthy(url, program)
+            load = ["--workload", "system", "--num-requests", "4", "--concurrency", "2", "--reset"]
+            cut = ["--max-prompt-tokens", "300", "--max-output-tokens", "3"]
+            assert main(["bench", "--url", url, *load, *cut, "--json"]) == 0
+            program.send_signal(signal.SIGTERM)
+            program.wait(60)
+        finally:
+            program.kill()
+    assert any(line.startswith("GPU KV cache size: ") for line in noted)
+    assert program.returncode == 0
+    run = json.loads(capsys.readouterr().out)
+    assert (run["num_answered"], run["num_prompt"], run["num_outputs"]) == (4, 1200, 12)
+    assert run["hit_rate"] > 0.2
 
 
 @pytest.mark.parametrize(
@@ -87,6 +129,12 @@ def test_mistakes_are_told(arguments: list[str], words: str, capsys: pytest.Capt
         code = int(error.code or 0)
     assert code == 2
     assert words in capsys.readouterr().err
+
+
+def test_a_port_that_is_taken_is_told_before_the_model_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        assert main(["serve", "--model", "nowhere", "--port", str(taken.getsockname()[1])]) == 2
+    assert "Address already in use" in capsys.readouterr().err
 
 
 def test_keys_come_from_both_places() -> None:

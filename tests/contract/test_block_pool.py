@@ -5,8 +5,10 @@ Only the tests of `check()` itself reach under the surface, to plant the corrupt
 
 import random
 from collections.abc import Callable, Iterable, Sequence
+from time import process_time
 from typing import Any
 
+import numpy as np
 import pytest
 
 from kvpool import NULL_BLOCK, AllBlocksCleared, BlockHash, BlockPool, BlockRemoved, ConfigError, UsageError
@@ -542,6 +544,61 @@ def test_evictions_are_told_group_by_group(grouped: BlockPool, log: EventLog) ->
     assert (grouped.num_evictions, grouped.num_cached) == (4, 1)
     assert grouped.match([b"x"], 2) == [1]
     grouped.check()
+
+
+NAMES: list[Any] = [b"", b"x" * 20, bytes(32), 0, -(2**63), 2**64 - 1, np.int64(-5), np.uint64(2**64 - 1), True]
+NO_NAMES: list[Any] = [bytes(21), bytes(31), bytes(33), bytes(64), 2**64, -(2**63) - 1, "x", 1.0, None, (1, 2)]
+
+
+@pytest.mark.parametrize("name", NAMES, ids=repr)
+def test_what_can_be_a_name_is_found_and_told(pool: BlockPool, log: EventLog, name: Any) -> None:
+    blocks = taken(pool, 2)
+    pool.commit(blocks, [name, b"next"], 0, [None, name])
+    assert pool.match([name]) == blocks[:1]
+    assert pool.finder(0)(name) == blocks[0]
+    assert (pool.name(blocks[0]), pool.names()) == (name, {name, b"next"})
+    assert pool.carry(blocks[:1], [name])
+    assert pool.withdraw({name: 1}) == 2
+    assert [event.block_hashes for event in log.take() if isinstance(event, BlockRemoved)] == [(name, b"next")]
+
+
+@pytest.mark.parametrize("name", NO_NAMES, ids=repr)
+def test_what_cannot_be_a_name_is_refused_and_never_found(pool: BlockPool, log: EventLog, name: Any) -> None:
+    blocks = taken(pool, 2)
+    before = state(pool)
+    with pytest.raises(UsageError) as refused:
+        pool.commit(blocks, [b"x", name])
+    expected = f"{name!r} is no name of a block: 32 bytes, at most 20, or a whole number of 64 bits"
+    assert str(refused.value) == expected
+    assert (state(pool), log.take()) == (before, [])
+    assert pool.match([name]) == pool.match([b"x", name]) == pool.match(iter([name])) == []
+    assert pool.finder(0)(name) is None
+    assert not pool.was_evicted(name)
+
+
+ORDERS: dict[str, Callable[[list[int]], list[int]]] = {
+    "oldest first": lambda ids: ids,
+    "youngest first": lambda ids: ids[::-1],
+    "in any order": lambda ids: random.Random(1).sample(ids, len(ids)),
+}
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_many_copies_of_a_name_go_as_fast_as_few(make_pool: PoolFactory, order: str) -> None:
+    num_blocks = 40_000
+    pool = make_pool(num_blocks + 1)
+    blocks = taken(pool, num_blocks)
+    pool.commit(blocks, [b"x"] * num_blocks)
+    pool.free(ORDERS[order](blocks))
+    start = process_time()
+    for _ in range(num_blocks // 8 - 1):
+        pool.allocate(8)
+    assert process_time() - start < 1
+    assert pool.match([b"x"]) == [min(pool.free_block_ids())]
+    pool.check()
+    assert len(taken(pool, 8)) == 8
+    assert pool.match([b"x"]) == []
+    pool.check()
 
 
 def test_copies_are_counted_within_a_group(grouped: BlockPool, log: EventLog) -> None:

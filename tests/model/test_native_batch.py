@@ -5,7 +5,9 @@ turn out bad; drafts, tokens from outside and clearing among them. Both caches h
 one where a case says so; only one has native batches.
 """
 
+import copy
 import gc
+import pickle
 import random
 import sys
 from collections import Counter
@@ -223,6 +225,34 @@ def test_views_outlive_what_they_were_views_of() -> None:
     del batch
     assert tables.tolist() == [[1]]
     assert lengths.tolist() == [5]
+
+
+def test_a_long_request_that_left_gives_its_memory_back() -> None:
+    cache = KVCacheManager(5000, 4)
+    batch = joined(cache, *[Request(str(number), [number] * 9) for number in range(40)])
+    before = batch.block_tables().strides[0]
+    long = Request("long", range(12_000))
+    cache.allocate(long, 12_000)
+    cache.join(batch, long)
+    assert batch.block_tables().strides[0] >= 4 * 3000
+    tables = batch.block_tables()[:40, :3].tolist()
+    cache.leave(batch, [long])
+    assert batch.block_tables().strides[0] == before
+    assert batch.block_tables().tolist() == tables
+    cache.leave(batch, batch.requests[::2])
+    cache.step(batch, [1] * 20)
+    cache.check()
+
+
+def test_a_cache_cannot_be_copied_and_says_what_can_be_done() -> None:
+    cache = KVCacheManager(20, 4)
+    batch = joined(cache, Request("r", [1, 2, 3]))
+    for copied in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match="a native decode batch cannot be copied or pickled"):
+            copied(batch)
+    for copied in (copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match="cannot be copied or pickled: make another with the same arguments"):
+            copied(cache)
 
 
 @pytest.mark.parametrize("tokens", [[], [1, 2], [-1], [1.0], ["1"], [2**63], None, 7, np.array([[1]]), [None]])

@@ -209,6 +209,16 @@ def test_tables_are_read_before_they_are_counted() -> None:
     assert np.asarray(rows.lengths()).tolist() == []
 
 
+def test_a_block_that_cannot_be_published_keeps_all_from_it() -> None:
+    pool = Native(50, None, 2)
+    rows = make(pool, SIZE, False, [], [(0, False), (1, False)], [], None, None)
+    joined(rows, SIZE, [pool.allocate(1) or [], [40]])
+    before = state(rows, pool)
+    with pytest.raises(AssertionError, match="invariant 3: block 40 is committed, but nobody holds it"):
+        rows.step([7], False)
+    assert (state(rows, pool), pool.names(0), pool.names(1)) == (before, set(), set())
+
+
 def joined_with(rows: _core.Rows, block_ids: Any) -> None:
     request, table = Thing(), table_of(block_ids, [])
     rows.add(request, table, None, [1] * SIZE, block_ids, [], 3, None, [1] * SIZE, bytes(32), None, 0)

@@ -97,6 +97,19 @@ def test_tenants_are_apart_however_large_the_ids() -> None:
     assert replay(Listed(requests, block_size=16), ReplaySettings(100, separate_tenants=True)).all.ideal_hit_tokens == 0
 
 
+@pytest.mark.parametrize("start", [2**63 - 2, 2**64, 2**127])
+@pytest.mark.parametrize("block_size", [4, 16, 32])
+def test_ids_count_alike_however_large(start: int, block_size: int) -> None:
+    def counted(first: int) -> object:
+        requests = [
+            TraceRequest(str(n), 0.0, 16 * 6 + 1, 40, block_ids=[*range(first, first + 5), first + 5 + n])
+            for n in range(3)
+        ]
+        return replay(Listed(requests, block_size=16), ReplaySettings(60, block_size)).all
+
+    assert counted(start) == counted(0)
+
+
 def test_prompts_of_lengths_alone_share_nothing_however_long() -> None:
     requests = [TraceRequest(str(n), float(n), 20_000_000, 1) for n in range(2)]
     tally = replay(Listed(requests, block_size=None), ReplaySettings(100, block_size=1_000)).all

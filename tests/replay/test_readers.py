@@ -235,6 +235,8 @@ BAD = {
     "long run": (TAU, TAU | {"hash_runs": [[0, 2, 3]]}, "Expected `array` of length 2"),
     "negative id": (MOONCAKE, MOONCAKE | {"hash_ids": [0, -1]}, "Expected `int` >= 0 - at `$.hash_ids[1]`"),
     "id twice": (MOONCAKE, MOONCAKE | {"hash_ids": [4, 9, 4]}, "block id 4 comes twice in one prompt"),
+    "id of more than 128 bits": (MOONCAKE, MOONCAKE | {"hash_ids": [0, 1, 2**128]}, f"block id {2**128} is too large"),
+    "run of more than 128 bits": (TAU, TAU | {"hash_runs": [[2**128 - 1, 2]]}, f"block id {2**128} is too large"),
     "runs that overlap": (TAU, TAU | {"hash_runs": [[5, 1], [5, 1]]}, "block id 5 comes twice in one prompt"),
     "empty tenant": (MOONCAKE, MOONCAKE | {"tenant": ""}, "the tenant or user is an empty text"),
     "negative token": (TOKENS, TOKENS | {"output_tok_ids": [4, -1]}, "Expected `int` >= 0 - at `$.output_tok_ids[1]`"),

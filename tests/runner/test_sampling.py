@@ -170,6 +170,12 @@ def test_zero_temperature_takes_the_likeliest_beside_others() -> None:
     assert (tokens[1::2] != 1).any()
 
 
+def test_the_likeliest_stays_however_small_the_share() -> None:
+    logits = torch.tensor([[0.0, 3.0, 1.0]]).expand(64, -1)
+    sampling = rows_of(SamplingParams(top_p=1e-300), np.arange(64, dtype=np.int64))
+    assert (sample(logits, range(64), sampling) == 1).all()
+
+
 def test_equal_logits_take_the_first() -> None:
     assert sample(torch.zeros(2, 9), [0, 1], None).tolist() == [0, 0]
 
@@ -178,7 +184,8 @@ def test_equal_logits_take_the_first() -> None:
     "wrong",
     [
         {"temperature": -0.1}, {"temperature": float("nan")}, {"temperature": float("inf")}, {"top_p": 0.0},
-        {"top_p": 1.1}, {"top_k": -1}, {"seed": -1}, {"num_logprobs": 21}, {"num_prompt_logprobs": -1},
+        {"top_p": 1.1}, {"top_k": -1}, {"top_k": 2**31}, {"seed": -1}, {"num_logprobs": 21},
+        {"num_prompt_logprobs": -1},
     ],
 )  # fmt: skip
 def test_values_out_of_range_are_refused(wrong: dict[str, float]) -> None:

@@ -163,6 +163,16 @@ def test_logprobs_of_completions(served: Running) -> None:
     assert told["text_offset"] == [0, 1, 2, 3]
 
 
+def test_offsets_count_letters_whatever_tokens_they_are_cut_into(served: Running) -> None:
+    prompt = "I like \N{GRINNING FACE} and 東京!"
+    told = complete(served, prompt=prompt, echo=True, logprobs=1).json()["choices"][0]
+    starts = dict(zip(told["logprobs"]["text_offset"], told["logprobs"]["tokens"], strict=True))
+    assert starts[len(prompt) - 1] == "!"
+    for at, token in starts.items():
+        if token.isascii() and len(token) == 1:
+            assert told["text"][at] == token
+
+
 @pytest.mark.parametrize("max_tokens", [0, 2])
 def test_an_echo_with_logprobs(served: Running, max_tokens: int) -> None:
     answer = complete(served, prompt="abcdef" * 60, max_tokens=max_tokens, logprobs=1, echo=True).json()
@@ -287,6 +297,21 @@ def test_models_and_tokens(served: Running) -> None:
         assert http.post("/detokenize", json={"tokens": [*b"hello"]}).json() == {"prompt": "hello"}
         error_of(http.post("/tokenize", json={}))
         error_of(http.post("/detokenize", json={"tokens": [5000]}))
+
+
+def test_one_model_by_its_name(served: Running) -> None:
+    with served.client() as client:
+        assert client.models.retrieve(MODEL).id == MODEL
+    with served.http() as http:
+        error = error_of(http.get("/v1/models/another/one"), 404)
+    assert error["code"] == "model_not_found"
+    assert "'another/one' is not served here" in error["message"]
+
+
+@pytest.mark.parametrize("fields", [{"top_k": 2**63}, {"stream": True, "prompt_logprobs": 1}], ids=str)
+def test_what_cannot_be_computed_is_refused_before_it_has_neighbours(served: Running, fields: dict[str, Any]) -> None:
+    error = error_of(complete(served, **fields))
+    assert next(reversed(fields)) in error["message"]
 
 
 def test_request_ids_go_through(served: Running) -> None:

@@ -3,12 +3,14 @@
 import copy
 import pickle
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 
 from kvpool import (
     ChunkedLocal,
+    ConfigError,
     CrossAttention,
     FullAttention,
     KVCacheManager,
@@ -85,6 +87,45 @@ def test_a_token_without_room_has_its_slot_in_the_null_block() -> None:
 def test_an_empty_batch_has_empty_arrays() -> None:
     batch = KVCacheManager(3, 4, [FULL, FULL]).decode_batch()
     assert (batch.block_tables(1).shape, batch.slot_mapping().shape, batch.num_tokens.shape) == ((0, 0), (2, 0), (0,))
+
+
+def test_arrays_can_only_be_read() -> None:
+    cache, request = KVCacheManager(3, 4), Request("r", range(3))
+    batch = cache.decode_batch()
+    cache.allocate(request, 3)
+    cache.join(batch, request)
+    for array in (batch.block_tables(), batch.slot_mapping(), batch.num_tokens):
+        assert not array.flags.writeable
+
+
+@pytest.mark.parametrize("number", [-1, 2, 2**70])
+def test_groups_and_blocks_that_are_not_there_are_named(number: int) -> None:
+    cache = KVCacheManager(2, 4, [FULL, FULL])
+    with pytest.raises(IndexError, match=f"there is no block {number}: the pool has 2"):
+        cache.holders(number)
+    for ask in (cache.findable, cache.decode_batch().block_tables):
+        with pytest.raises(IndexError, match=f"there is no group {number}: the cache has 2"):
+            ask(number)
+
+
+@pytest.mark.parametrize("size", [np.int32(4), np.int64(4), 2**20 + 1, 2**21])
+def test_blocks_of_any_size(size: int) -> None:
+    cache, request = KVCacheManager(np.int64(9), size), Request("r", range(3))  # type: ignore[arg-type]
+    batch = cache.decode_batch()
+    cache.allocate(request, 3)
+    cache.join(batch, request)
+    for token in range(6):
+        cache.step(batch, [token])
+    assert request.token_ids == [0, 1, 2, *range(6)]
+    assert type(cache.block_size) is int
+    cache.check()
+
+
+@pytest.mark.parametrize("size", [True, 4.0, "4", None])
+def test_what_is_no_size_is_refused(size: Any) -> None:
+    for arguments in ((9, size), (size, 4)):
+        with pytest.raises(ConfigError, match="a whole number is needed"):
+            KVCacheManager(*arguments)
 
 
 class Open(Request):

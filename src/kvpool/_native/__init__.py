@@ -8,8 +8,10 @@ import logging
 import os
 from collections.abc import Callable
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
+from kvpool._native.sources import digest
 from kvpool.errors import ConfigError
 
 _LOG = logging.getLogger(__name__)
@@ -22,14 +24,17 @@ def _built(wish: str) -> tuple[Any | None, str | None]:
     if wish == "0":
         return None, "KVPOOL_NATIVE is 0"
     try:
-        return import_module("kvpool._native.pool"), None
+        pool = import_module("kvpool._native.pool")
+        if pool.SOURCES not in ("", digest(Path(__file__).parent) or pool.SOURCES):
+            raise ImportError("it was built from other sources than those beside it")
+        return pool, None
     except ImportError as error:
         if wish == "1":
             raise ImportError(
                 f"KVPOOL_NATIVE is 1, and the native core cannot be imported ({error}): install a C++ compiler and "
                 "then kvpool again (pip install --force-reinstall --no-deps), or unset KVPOOL_NATIVE"
             ) from error
-        return None, f"the native core is not built ({error})"
+        return None, f"the native core is not built, or not from these sources ({error})"
 
 
 _POOL, WHY_PURE = _built(os.environ.get("KVPOOL_NATIVE", ""))

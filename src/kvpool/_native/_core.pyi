@@ -16,6 +16,9 @@ _Tie: TypeAlias = tuple[int, BlockId, BlockHash, int]
 """What of a lineage (0: the border, 1: inside, 2: the whole), of which block; the name, and how many tokens."""
 _Tokens: TypeAlias = Iterable[int] | npt.NDArray[np.int32] | npt.NDArray[np.int64]
 
+SOURCES: str
+"""`sources.digest` of what it was built from; empty where it was not told."""
+
 def features() -> dict[str, str]:
     """`sha256`: the processor's instructions for it; "none" where it has none."""
 

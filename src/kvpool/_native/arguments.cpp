@@ -12,32 +12,33 @@ long long integer_of_item(PyObject* item) {
   return integer(item);
 }
 
-Name unsigned_name(unsigned long long value) { return marked(kUnsigned, &value, 8); }
-
-Name integer_name(PyObject* given) {
+bool read_integer(PyObject* given, Name& name) {
   int is_too_large = 0;
   const long long value = PyLong_AsLongLongAndOverflow(given, &is_too_large);
   if (value == -1 && PyErr_Occurred()) throw Raised{};
-  if (!is_too_large) return value < 0 ? marked(kNegative, &value, 8) : unsigned_name(value);
-  const unsigned long long large = is_too_large > 0 ? PyLong_AsUnsignedLongLong(given) : 0;
-  if (is_too_large < 0 || (large == static_cast<unsigned long long>(-1) && PyErr_Occurred())) {
-    PyErr_Clear();
-    raise(usage_error, "%R is no name: numbers have 64 bits", given);
+  unsigned long long large = static_cast<unsigned long long>(value);
+  if (is_too_large < 0) return false;
+  if (is_too_large > 0) {
+    large = PyLong_AsUnsignedLongLong(given);
+    if (large == static_cast<unsigned long long>(-1) && PyErr_Occurred()) {
+      PyErr_Clear();
+      return false;
+    }
   }
-  return unsigned_name(large);
+  name = marked(!is_too_large && value < 0 ? kNegative : kUnsigned, &large, 8);
+  return true;
 }
 
-Name bytes_name(PyObject* given) {
+bool read_bytes(PyObject* given, Name& name) {
   const char* bytes = PyBytes_AsString(given);
   const size_t length = PyBytes_Size(given);
   if (length == 32) {
-    Name name;
     std::memcpy(name.bytes, bytes, 32);
-    return name;
+    return true;
   }
-  if (length > kMostOfShort)
-    raise(usage_error, "a name has 32 bytes, or at most %zd, not %zd", static_cast<Py_ssize_t>(kMostOfShort), length);
-  return marked(static_cast<uint8_t>(length), bytes, length);
+  if (length > kMostOfShort) return false;
+  name = marked(static_cast<uint8_t>(length), bytes, length);
+  return true;
 }
 
 }  // namespace
@@ -48,10 +49,21 @@ long long integer(PyObject* given) {
   return value;
 }
 
+bool read_name(PyObject* given, Name& name) {
+  if (PyBytes_Check(given)) return read_bytes(given, name);
+  if (PyLong_Check(given)) return read_integer(given, name);
+  if (!PyIndex_Check(given)) return false;
+  const Ref kept = Ref::borrowed(given), number = Ref::made(PyNumber_Index(given));
+  return read_integer(number.get(), name);
+}
+
 Name name_of(PyObject* given) {
-  if (PyBytes_Check(given)) return bytes_name(given);
-  if (PyLong_Check(given)) return integer_name(given);
-  raise(PyExc_TypeError, "a name is bytes or a whole number, not %R", given);
+  const Ref kept = Ref::borrowed(given);
+  Name name;
+  if (!read_name(given, name))
+    raise(usage_error, "%R is no name of a block: 32 bytes, at most %zd, or a whole number of 64 bits", given,
+          static_cast<Py_ssize_t>(kMostOfShort));
+  return name;
 }
 
 PyObject* to_python(const Name& name) {

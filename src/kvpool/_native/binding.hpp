@@ -200,7 +200,8 @@ class IdRoom {
   Buffer buffer_;
 };
 
-// One name: 32 bytes, at most 20, or a whole number of 64 bits.
+// One name: 32 bytes, at most 20, or a whole number of 64 bits. False for what is none; UsageError.
+bool read_name(PyObject* given, Name& name);
 Name name_of(PyObject* given);
 PyObject* to_python(const Name& name);
 

@@ -1,5 +1,6 @@
 // Memory that others may go on reading, and the block tables of all rows of a batch in one piece of it.
 #pragma once
+#include <algorithm>
 #include <cstring>
 #include <memory>
 
@@ -33,14 +34,18 @@ class BlockMatrix {
   // Room for so many rows, and columns of each; what the first `used` rows have is kept.
   void reserve(size_t rows, size_t columns, size_t used) {
     if (rows <= rows_ && columns <= columns_) return;
-    size_t more_rows = rows_, more_columns = columns_;
-    while (more_rows < rows) more_rows *= 2;
-    while (more_columns < columns) more_columns *= 2;
-    Shared<int32_t> larger(num_groups_ * more_rows * more_columns);
-    for (unsigned group = 0; group < num_groups_; group++)
-      for (size_t at = 0; at < used; at++)
-        std::memcpy(larger.data() + (group * more_rows + at) * more_columns, row(group, at), 4 * columns_);
-    cells_ = larger, rows_ = more_rows, columns_ = more_columns;
+    resize(doubled(rows_, rows), doubled(columns_, columns), used);
+  }
+
+  // The same room in less memory, where a quarter would do; as it was where there is none to copy to.
+  void shrink(size_t rows, size_t columns, size_t used) {
+    const size_t fewer_rows = std::min(doubled(kFirst, rows), rows_);
+    const size_t fewer_columns = std::min(doubled(kFirst, columns), columns_);
+    if (4 * fewer_rows * fewer_columns > rows_ * columns_) return;
+    try {
+      resize(fewer_rows, fewer_columns, used);
+    } catch (const std::bad_alloc&) {
+    }
   }
 
   // A row goes to the place of one that is gone. `count` cells of both are in use at most.
@@ -54,6 +59,19 @@ class BlockMatrix {
 
  private:
   static constexpr size_t kFirst = 16;
+
+  static size_t doubled(size_t size, size_t least) {
+    while (size < least) size *= 2;
+    return size;
+  }
+
+  void resize(size_t rows, size_t columns, size_t used) {
+    Shared<int32_t> other(num_groups_ * rows * columns);
+    for (unsigned group = 0; group < num_groups_; group++)
+      for (size_t at = 0; at < used; at++)
+        std::memcpy(other.data() + (group * rows + at) * columns, row(group, at), 4 * std::min(columns, columns_));
+    cells_ = other, rows_ = rows, columns_ = columns;
+  }
 
   unsigned num_groups_;
   size_t rows_ = kFirst, columns_ = kFirst;

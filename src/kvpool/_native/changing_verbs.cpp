@@ -52,7 +52,7 @@ PyObject* allocate_into(PyObject* self, PyObject* given) {
 
 Parent parent_of(PyObject* given) {
   if (given == Py_None) return {Parent::kNone, 0};
-  if (!PyBytes_Check(given) && !PyLong_Check(given)) return {Parent::kOutside, 0};
+  if (!PyBytes_Check(given) && !PyIndex_Check(given)) return {Parent::kOutside, 0};
   return {Parent::kPlain, secrets().fold(name_of(given))};
 }
 

@@ -2,6 +2,10 @@
 #include "binding.hpp"
 #include "view.hpp"
 
+#ifndef KVPOOL_SOURCES
+#define KVPOOL_SOURCES ""  // not told
+#endif
+
 namespace kvpool {
 
 PyObject* usage_error = nullptr;
@@ -24,6 +28,7 @@ int fill(PyObject* module) {
     if (PyModule_AddObjectRef(module, "View", view_type) < 0) throw Raised{};
     const Ref rows = Ref::made(make_rows_type());
     if (PyModule_AddObjectRef(module, "Rows", rows.get()) < 0) throw Raised{};
+    if (PyModule_AddStringConstant(module, "SOURCES", KVPOOL_SOURCES) < 0) throw Raised{};
     return none();
   });
   Py_XDECREF(filled);

@@ -286,6 +286,7 @@ class Pool {
   bool drop(uint32_t id, Dropped* dropped);
   void add_copy(uint32_t found, uint32_t id);
   void pass_on(uint32_t id);
+  uint32_t check_copies(uint32_t found) const;
 
   const uint32_t num_blocks_;
   const unsigned num_groups_;
@@ -296,8 +297,11 @@ class Pool {
   Zeroed<Name> names_;
   Zeroed<uint64_t> parents_;
   NameTable table_;
-  // The younger blocks with the name of the one that is found, oldest first; none of these lists is empty.
-  std::unordered_map<uint32_t, std::vector<uint32_t>> copies_;
+  // Where several blocks carry a name: a ring of them, from the one that is found to the youngest.
+  struct Neighbours {
+    uint32_t older, younger;
+  };
+  std::unordered_map<uint32_t, Neighbours> copies_;
   std::vector<RecentNames> recent_;
   uint64_t place_of_next_[kAhead];
 };

@@ -5,14 +5,16 @@ Knows nothing of: requests, layers, tokens, bytes, time.
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Any, TypeAlias
+from typing import Any, NoReturn, SupportsIndex, TypeAlias
 
-from kvpool._native._core import Pool, Rows, encode_blocks, features, hash_blocks, hash_encoded, hash_into
+from kvpool._native._core import SOURCES, Pool, Rows, encode_blocks, features, hash_blocks, hash_encoded, hash_into
 from kvpool.events import EventLog
 from kvpool.limits import MAX_BLOCKS, require_pool_size
 from kvpool.types import BlockHash, BlockId
 
-__all__ = ["NativeBlockPool", "Rows", "encode_blocks", "features", "hash_blocks", "hash_encoded", "hash_into"]
+__all__ = [
+    "SOURCES", "NativeBlockPool", "Rows", "encode_blocks", "features", "hash_blocks", "hash_encoded", "hash_into",
+]  # fmt: skip
 
 _BORDER, _INSIDE, _WHOLE = range(3)
 _Tie: TypeAlias = tuple[int, BlockId, BlockHash, int]
@@ -41,6 +43,12 @@ class NativeBlockPool(Pool):
         pool = super().__new__(cls, num_blocks, num_groups, is_ranked, on_removed, lineages)
         pool._events, pool._lineages = events, lineages
         return pool
+
+    def __reduce_ex__(self, _protocol: SupportsIndex) -> NoReturn:
+        raise TypeError(
+            "a native pool, and a cache that has one, cannot be copied or pickled: make another with the same "
+            "arguments, or set KVPOOL_NATIVE=0"
+        )
 
     def lineage(self, block_id: BlockId) -> Any | None:
         """What a block with a name depends on where blocks of several sizes lie side by side; None elsewhere."""

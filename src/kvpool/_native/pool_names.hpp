@@ -41,11 +41,14 @@ inline void Pool::add(uint32_t id, const Name& name, uint64_t place, unsigned gr
 }
 
 inline void Pool::add_copy(uint32_t found, uint32_t id) {
-  std::vector<uint32_t>& younger = copies_[found];
+  Neighbours& own = copies_[id];
   try {
-    younger.push_back(id);
+    Neighbours& oldest = copies_.try_emplace(found, Neighbours{found, found}).first->second;
+    own = {oldest.older, found};
+    copies_.find(own.older)->second.younger = id;
+    oldest.older = id;
   } catch (const std::bad_alloc&) {
-    if (younger.empty()) copies_.erase(found);
+    copies_.erase(id);
     throw;
   }
   queue_[found].marks |= kHasCopies;
@@ -77,25 +80,18 @@ inline bool Pool::drop(uint32_t id, Dropped* dropped) {
 
 // Others carry this block's name too: where it is the one that is found, the oldest of them takes its place.
 inline void Pool::pass_on(uint32_t id) {
-  const Block& block = queue_[id];
-  const bool is_found = block.has(kHasCopies);
-  const uint32_t found = is_found ? id : find(names_[id], block.group);
-  auto list = copies_.extract(found);  // goes back without asking for memory: this cannot fail half-way
-  std::vector<uint32_t>& younger = list.mapped();
-  uint32_t first = found;
-  if (is_found) {
-    first = younger.front();
-    table_.replace(block.home, id, first);
-    queue_[first].marks &= static_cast<uint8_t>(~kCopy);
+  const auto own = copies_.find(id);
+  const Neighbours beside = own->second;
+  copies_.find(beside.older)->second.younger = beside.younger;
+  copies_.find(beside.younger)->second.older = beside.older;
+  copies_.erase(own);
+  if (queue_[id].has(kHasCopies)) {
+    table_.replace(queue_[id].home, id, beside.younger);
+    queue_[beside.younger].marks = static_cast<uint8_t>((queue_[beside.younger].marks & ~kCopy) | kHasCopies);
   }
-  younger.erase(is_found ? younger.begin() : std::find(younger.begin(), younger.end(), id));
-  if (younger.empty()) {
-    queue_[first].marks &= static_cast<uint8_t>(~kHasCopies);
-    return;
-  }
-  queue_[first].marks |= kHasCopies;
-  list.key() = first;
-  copies_.insert(std::move(list));
+  if (beside.older != beside.younger) return;
+  queue_[beside.older].marks &= static_cast<uint8_t>(~kHasCopies);
+  copies_.erase(beside.older);
 }
 
 inline void Pool::forget(const std::vector<uint32_t>& ids, Dropped* dropped) {

@@ -61,6 +61,22 @@ inline void require_that(bool holds, const std::string& otherwise) {
   if (!holds) throw Broken(otherwise);
 }
 
+// How many blocks carry the name of this one.
+inline uint32_t Pool::check_copies(uint32_t found) const {
+  uint32_t count = 0;
+  for (uint32_t id = found; count == 0 || id != found; count++) {
+    const auto own = copies_.find(id);
+    const bool is_one = own != copies_.end() && queue_[id].has(kNamed) && queue_[id].has(kCopy) == (id != found) &&
+                        queue_[id].group == queue_[found].group && names_[id] == names_[found];
+    const auto younger = is_one ? copies_.find(own->second.younger) : copies_.end();
+    require_that(younger != copies_.end() && younger->second.older == id && count < copies_.size(),
+                 "invariant 3: the index and the blocks' names differ");
+    id = own->second.younger;
+  }
+  require_that(count > 1, "invariant 3: an empty list of copies");
+  return count;
+}
+
 inline void Pool::check() {
   std::vector<bool> is_free(num_blocks_);
   uint32_t length = 0, cached = 0;
@@ -88,23 +104,13 @@ inline void Pool::check() {
     if (!block.has(kNamed)) continue;
     const uint64_t its_place = place(names_[id], block.group);
     const uint32_t found = find_at(its_place, names_[id], block.group);
-    const auto list = copies_.find(found);
-    const bool has_copies = list != copies_.end();
-    require_that(found && block.home == NameTable::home_of(its_place) && queue_[found].has(kHasCopies) == has_copies &&
-                     block.has(kCopy) == (found != id) && !queue_[found].has(kCopy),
+    require_that(found && block.home == NameTable::home_of(its_place) && block.has(kCopy) == (found != id) &&
+                     !queue_[found].has(kCopy) && copies_.count(id) == block.has(kCopy | kHasCopies),
                  "invariant 3: the index and the blocks' names differ");
-    if (has_copies) require_that(!list->second.empty(), "invariant 3: an empty list of copies");
-    if (found == id) {
-      num_found++;
-      num_copies += has_copies ? list->second.size() : 0;
-    } else {
-      const auto& ids = list->second;
-      require_that(std::count(ids.begin(), ids.end(), id) == 1, "invariant 3: the index and the blocks' names differ");
-    }
+    num_found += found == id;
+    if (block.has(kHasCopies)) num_copies += check_copies(id);
   }
-  size_t num_listed = 0;
-  for (const auto& list : copies_) num_listed += list.second.size();
-  require_that(num_found == table_.size() && num_listed == num_copies,
+  require_that(num_found == table_.size() && num_copies == copies_.size(),
                "invariant 3: the index and the blocks' names differ");
   require_that(!queue_[kNullBlock].has(kHeld), "invariant 5: the null block is held");
   require_that(!queue_[kNullBlock].has(kNamed), "invariant 5: the null block has a name");

@@ -59,21 +59,23 @@ PyObject* was_evicted(PyObject* self, PyObject* const* given, Py_ssize_t count, 
     static constexpr const char* words[] = {"name", "group_id"};
     const Arguments<2> arguments(words, 1, 2, given, count, keywords);
     const unsigned group = group_of(arguments.at[1], pool_of(self));
-    return PyBool_FromLong(pool_of(self).was_evicted(name_of(arguments.at[0]), group));
+    Name name;
+    return PyBool_FromLong(read_name(arguments.at[0], name) && pool_of(self).was_evicted(name, group));
   });
 }
 
 constexpr size_t kSome = 128;
 
-// Looks names up a few at a time, so that what stands behind the first miss is not even read.
+// Looks names up a few at a time, so that what stands behind the first miss is not even read. What is no name is not
+// found.
 void match_some(const Pool& pool, const Items& items, unsigned group, std::vector<int32_t>& found) {
   Name names[kSome];
   for (size_t first = 0; first < items.size(); first += kSome) {
     size_t some = 0;
-    for (; some < kSome && first + some < items.size(); some++) names[some] = name_of(items[first + some]);
+    while (some < kSome && first + some < items.size() && read_name(items[first + some], names[some])) some++;
     found.resize(first + some);
     const size_t hits = pool.match({names, some}, group, found.data() + first);
-    if (hits == some) continue;
+    if (hits == kSome) continue;
     found.resize(first + hits);
     return;
   }
@@ -84,7 +86,8 @@ void match_each(const Pool& pool, PyObject* given, unsigned group, std::vector<i
   while (true) {
     const Ref next(PyIter_Next(names.get()));
     if (!next.get()) break;
-    const uint32_t id = pool.find(name_of(next.get()), group);
+    Name name;
+    const uint32_t id = read_name(next.get(), name) ? pool.find(name, group) : 0;
     if (!id) return;
     found.push_back(id);
   }
@@ -129,7 +132,8 @@ PyObject* match_into(PyObject* self, PyObject* const* given, Py_ssize_t count, P
 PyObject* find(PyObject* bound, PyObject* given) {
   return guarded([&] {
     const unsigned group = static_cast<unsigned>(PyLong_AsLong(PyTuple_GetItem(bound, 1)));
-    const uint32_t id = pool_of(PyTuple_GetItem(bound, 0)).find(name_of(given), group);
+    Name name;
+    const uint32_t id = read_name(given, name) ? pool_of(PyTuple_GetItem(bound, 0)).find(name, group) : 0;
     return id ? PyLong_FromUnsignedLong(id) : none();
   });
 }

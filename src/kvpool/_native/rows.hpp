@@ -220,6 +220,7 @@ class Rows {
 
   bool prepare(bool is_published, Outcome& outcome, bool is_listened_to);
   void publish(Outcome& outcome, bool is_listened_to);
+  Ids full_blocks(unsigned group);
   void name_full_blocks(Outcome& outcome, bool is_listened_to);
   void append(const int64_t* tokens);
   void extend(Outcome& outcome, bool is_listened_to);

@@ -133,21 +133,22 @@ PyObject* follow(PyObject* self, PyObject* const* given, Py_ssize_t count) {
   });
 }
 
-// Which rows these requests have. UsageError when one has none.
-std::vector<uint8_t> rows_of_all(const RowsObject& object, const Items& requests) {
-  std::vector<const PyObject*> wanted;
+using Places = std::vector<uint32_t>;
+
+// The rows of these requests, rising. UsageError when one has none.
+Places places_of(const RowsObject& object, const Items& requests) {
+  std::vector<const PyObject*> wanted, found;
   for (size_t i = 0; i < requests.size(); i++) wanted.push_back(requests[i]);
   std::sort(wanted.begin(), wanted.end());
   wanted.erase(std::unique(wanted.begin(), wanted.end()), wanted.end());
-  std::vector<const PyObject*> found;
-  std::vector<uint8_t> is_wanted(object.members->size());
-  for (size_t at = 0; at < is_wanted.size(); at++) {
+  Places places;
+  for (size_t at = 0; at < object.members->size() && places.size() < wanted.size(); at++) {
     const PyObject* request = (*object.members)[at].request.get();
-    if (!std::binary_search(wanted.begin(), wanted.end(), request)) continue;
-    is_wanted[at] = 1;
+    if (wanted.size() == 1 ? request != wanted[0] : !std::binary_search(wanted.begin(), wanted.end(), request)) continue;
+    places.push_back(static_cast<uint32_t>(at));
     found.push_back(request);
   }
-  if (found.size() == wanted.size()) return is_wanted;
+  if (places.size() == wanted.size()) return places;
   std::sort(found.begin(), found.end());
   for (size_t i = 0; i < requests.size(); i++) {
     if (std::binary_search(found.begin(), found.end(), requests[i])) continue;
@@ -158,26 +159,40 @@ std::vector<uint8_t> rows_of_all(const RowsObject& object, const Items& requests
   raise(PyExc_RuntimeError, "the requests changed while they were read");
 }
 
+// Somebody has written to the list, or was called when it was copied.
+void rebuild(PyObject* list, const std::vector<Member>& members) {
+  if (PyList_SetSlice(list, 0, PY_SSIZE_T_MAX, nullptr) < 0) throw Raised{};
+  for (const Member& member : members)
+    if (PyList_Append(list, member.request.get()) < 0) throw Raised{};
+}
+
 // The requests leave, up to date. UsageError, and nothing changes, when one has no row here.
 PyObject* remove(PyObject* self, PyObject* given) {
   return guarded([&] {
     RowsObject& object = rows_object_of(self);
     Rows& rows = *object.rows;
     const Items requests(given);
-    Ref left = Ref::made(PyList_New(0));
-    const std::vector<uint8_t> is_gone = rows_of_all(object, requests);
-    for (size_t at = 0; at < is_gone.size(); at++)
-      if (is_gone[at] && at < rows.size()) write_down(object, at);
-    std::vector<Member> gone, rest;
-    gone.reserve(is_gone.size());
-    rest.reserve(is_gone.size());
-    if (rows.size() != is_gone.size()) raise(PyExc_RuntimeError, "the batch changed while requests left it");
-    for (size_t at = 0; at < is_gone.size(); at++)
-      if (!is_gone[at] && PyList_Append(left.get(), (*object.members)[at].request.get()) < 0) throw Raised{};
-    for (size_t at = 0; at < is_gone.size(); at++) (is_gone[at] ? gone : rest).push_back(std::move((*object.members)[at]));
+    const Ref before = Ref::borrowed(object.requests);
+    Ref left = Ref::made(PyList_GetSlice(before.get(), 0, PyList_Size(before.get())));
+    const size_t count = rows.size();
+    if (static_cast<size_t>(PyList_Size(left.get())) != count) rebuild(left.get(), *object.members);
+    const Places places = places_of(object, requests);
+    for (const uint32_t at : places)
+      if (at < rows.size()) write_down(object, at);
+    std::vector<Member> gone;
+    gone.reserve(places.size());
+    std::vector<uint8_t> is_gone(count);
+    for (auto at = places.rbegin(); at != places.rend(); ++at) {
+      is_gone[*at] = 1;
+      if (PyList_SetSlice(left.get(), *at, *at + 1, nullptr) < 0) throw Raised{};
+    }
+    if (object.requests != before.get() || rows.size() != count)
+      raise(PyExc_RuntimeError, "the batch changed while requests left it");
     rows.remove(is_gone);
-    object.members->swap(rest);
-    const Ref before(std::exchange(object.requests, left.release()));
+    for (const uint32_t at : places) gone.push_back(std::move((*object.members)[at]));
+    const auto is_empty = [](const Member& member) { return !member.request.get(); };
+    object.members->erase(std::remove_if(object.members->begin(), object.members->end(), is_empty), object.members->end());
+    const Ref old(std::exchange(object.requests, left.release()));
     for (const Member& member : gone) {
       object.num_eager -= !member.late_name.get();
       set(member.table.get(), words.keeper, Ref::borrowed(Py_None));

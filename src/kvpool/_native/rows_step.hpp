@@ -40,6 +40,7 @@ inline void Rows::remove(const std::vector<uint8_t>& is_gone) {
   first_held_.resize(to * num_windows);
   unserved_.resize(num_unserved);
   num_settled_ = num_settled;
+  blocks_.shrink(to + 1, size_t{num_columns_} + 1, to);
 }
 
 inline bool Rows::step(const int64_t* tokens, bool is_published, bool is_listened_to, Outcome& outcome) {
@@ -108,12 +109,10 @@ inline bool Rows::prepare(bool is_published, Outcome& outcome, bool is_listened_
 
 inline void Rows::publish(Outcome& outcome, bool is_listened_to) {
   if (full_.empty()) return;
+  for (size_t i = 1; i < layout_.published.size(); i++) pool_.require_unnamed(full_blocks(layout_.published[i].group));
   name_full_blocks(outcome, is_listened_to);
-  const uint32_t block_size = layout_.block_size;
   for (const Published& published : layout_.published) {
-    for (size_t i = 0; i < full_.size(); i++)
-      ids_[i] = blocks_.row(published.group, full_[i])[lengths_[full_[i]] / block_size - 1];
-    const Ids ids{ids_.data(), full_.size()};
+    const Ids ids = full_blocks(published.group);
     pool_.commit(ids, {names_.data(), names_.size()}, published.group, parents_.data(),
                  published.is_spare ? ids : Ids{});
   }
@@ -122,6 +121,13 @@ inline void Rows::publish(Outcome& outcome, bool is_listened_to) {
     row.parent = names_[i];
     fills_[full_[i]] = 0;
   }
+}
+
+// The last block of each full row in a group.
+inline Ids Rows::full_blocks(unsigned group) {
+  for (size_t i = 0; i < full_.size(); i++)
+    ids_[i] = blocks_.row(group, full_[i])[lengths_[full_[i]] / layout_.block_size - 1];
+  return {ids_.data(), full_.size()};
 }
 
 inline void Rows::name_full_blocks(Outcome& outcome, bool is_listened_to) {

@@ -12,7 +12,7 @@ from kvpool.cli.chat_turns import Chat, Place
 from kvpool.cli.console import Console
 from kvpool.cli.model_options import HOW, add_model_options, local_model
 from kvpool.cli.numbers import count
-from kvpool.errors import ConfigError
+from kvpool.errors import ConfigError, UsageError
 
 API_KEY = "KVPOOL_API_KEY"
 _INTERRUPTED = 130
@@ -57,21 +57,21 @@ def _talk(chat: Chat, name: str) -> int:
         __import__("readline")
     while True:
         try:
-            line = input("> ")
+            if chat.take(input("> ")).ends:
+                return 0
         except KeyboardInterrupt:
             notes.print("\n[dim]Ctrl-D ends the chat[/]")
-            continue
         except EOFError:
             notes.print()
-            return 0
-        if chat.take(line).ends:
             return 0
 
 
 def _answer_all(chat: Chat) -> int:
     """A line a turn. 1 when one was not answered."""
     has_failed = False
-    for line in sys.stdin:
+    for number, line in enumerate(sys.stdin, 1):
+        if any("\ud800" <= letter <= "\udfff" for letter in line):
+            raise UsageError(f"line {number} of standard input is no UTF-8")
         result = chat.take(line)
         if result.ends:
             break

@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from kvpool.cli.model_options import max_num_seqs
 from kvpool.engine.scheduler import SchedulerConfig
 from kvpool.runner.opening import Opened, Opening
 from kvpool.runner.startup import CacheSettings
@@ -34,14 +35,12 @@ def server_of(
     config: ServerConfig,
     *,
     max_waiting: int = 1024,
-    host: str = "127.0.0.1",
-    port: int = 8000,
 ) -> Server:
     """A server of a model, not started yet."""
-    steps = SchedulerConfig(options.max_num_batched_tokens, options.max_num_seqs, waits_for_prefix=True)
+    steps = SchedulerConfig(options.max_num_batched_tokens, max_num_seqs(options), waits_for_prefix=True)
     most = options.max_model_len or model.max_model_len
     engine = AsyncEngine(EngineLoop(model.cache, model.worker, steps), max_model_len=most, max_waiting=max_waiting)
-    return Server(engine, model.tokenizer, config, host=host, port=port)
+    return Server(engine, model.tokenizer, config)
 
 
 def _opening(options: argparse.Namespace) -> Opening:
@@ -60,5 +59,5 @@ def _opening(options: argparse.Namespace) -> Opening:
         options.threads,
         options.allow_download,
         settings,
-        options.max_num_seqs,
+        max_num_seqs(options),
     )

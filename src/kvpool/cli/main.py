@@ -35,7 +35,7 @@ class _Parser(argparse.ArgumentParser):
         self.exit(USER_MISTAKE, f"{self.prog}: {message} (see {self.prog} --help)\n")
 
 
-def _parser(asked: str | None) -> argparse.ArgumentParser:
+def parser_for(asked: str | None) -> argparse.ArgumentParser:
     """Knows all commands by name, and the options of the one that is asked for."""
     parser: argparse.ArgumentParser = _Parser(prog="kvpool", description="The KV cache manager for LLM serving.")
     parser.add_argument("--version", action="version", version=f"kvpool {version('kvpool')}")
@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if sys.stdout is None:
         return _mistake("standard output is closed, and results go there")
     try:
-        options = _parser(next(iter(given), None)).parse_args(given)
+        options = parser_for(next(iter(given), None)).parse_args(given)
         answer: int = options.run(options)
         sys.stdout.flush()
     except MissingExtraError as error:

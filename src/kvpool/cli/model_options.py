@@ -26,8 +26,14 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     model.add_argument("--max-model-len", type=length, metavar="TOKENS", help="of prompt and outputs of a request")
     model.add_argument("--in-process", action="store_true", help="compute in this process, not in one of its own")
     steps = parser.add_argument_group("steps")
-    steps.add_argument("--max-num-seqs", type=count, default=256, metavar="N", help="most running requests (256)")
+    steps.add_argument("--max-num-seqs", type=count, metavar="N", help="most running requests (256, or fewer)")
     steps.add_argument("--max-num-batched-tokens", type=length, default=2048, metavar="N", help="tokens a step (2048)")
+
+
+def max_num_seqs(options: argparse.Namespace) -> int:
+    """As many as are asked for, otherwise 256 where a step has so many tokens."""
+    asked: int | None = options.max_num_seqs
+    return min(256, options.max_num_batched_tokens) if asked is None else asked
 
 
 def local_model() -> Any:

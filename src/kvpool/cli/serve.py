@@ -3,6 +3,7 @@
 import argparse
 import os
 import signal
+import socket
 import sys
 from types import FrameType
 from typing import Any
@@ -40,15 +41,29 @@ def _run(options: argparse.Namespace) -> int:
     here = local_model()
     # So that what follows the server is done on SIGTERM too.
     signal.signal(signal.SIGTERM, _exit)
-    with here.opened_model(options) as (model, opened):
+    with _bound(options.host, options.port) as bound, here.opened_model(options) as (model, opened):
         print_facts(opened.start.sizing)
         config = here.ServerConfig(options.served_model_name or model.name, **_limits(options))
-        server = here.server_of(
-            model, options, config, max_waiting=options.max_waiting, host=options.host, port=options.port
-        )
-        print(f"kvpool: {model.name} on http://{options.host}:{options.port}", file=sys.stderr)
-        server.run()
+        server = here.server_of(model, options, config, max_waiting=options.max_waiting)
+        host, port = bound.getsockname()[:2]
+        print(f"kvpool: {model.name} on http://{f'[{host}]' if ':' in host else host}:{port}", file=sys.stderr)
+        server.run([bound])
     return 0
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    """The address is ours from now on, and nobody is heard yet. ConfigError when somebody else has it."""
+    bound: socket.socket | None = None
+    try:
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        bound = socket.socket(family)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+    except OSError as error:
+        if bound is not None:
+            bound.close()
+        raise ConfigError(f"--host {host} --port {port}: {error.strerror or error}") from None
+    return bound
 
 
 def _limits(options: argparse.Namespace) -> dict[str, Any]:

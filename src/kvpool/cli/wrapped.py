@@ -13,11 +13,15 @@ try:
 except ImportError as error:
     raise MissingExtraError("rich", "replay") from error
 
-_PARTS = re.compile(r"\n|[^\S\n]+|\S+")
+_WIDE = "\u2e80-\ua4cf\uac00-\ud7a3\uf900-\ufaff\uff00-\uff60"
+"""Letters of scripts that put no spaces between words: lines may end behind any of them."""
+_PARTS = re.compile(rf"\n|[^\S\n]+|[{_WIDE}]|[^\s{_WIDE}]+")
+_LONGEST = 30
 
 
 class Wrapped:
-    """Writes text at most `width` cells wide. A word is held back until it is known where it ends."""
+    """Writes text at most `width` cells wide. A word is held back until it
+    ends, unless it is a long one."""
 
     def __init__(self, write: Callable[[str], object], width: int) -> None:
         self._write = write
@@ -37,6 +41,8 @@ class Wrapped:
                 self._space += part.replace("\t", "    ")
             else:
                 self._word += part
+                if cell_len(self._word) > _LONGEST or cell_len(part) > len(part):
+                    self._end_word()
 
     def finish(self) -> None:
         """Write what was held back, and end the line."""

@@ -41,14 +41,23 @@ class Answer:
 
     sent_s: float = field(default_factory=monotonic)
     piece_at_s: list[float] = field(default_factory=list)
-    """When each piece of text came; the end counts where it came without text."""
+    """When each piece of text came."""
     usage: Usage | None = None
     finish: str | None = None
+    finished_s: float | None = None
+    """When the server said that this is all: tokens without a text may have come behind the last piece."""
 
     @property
     def first_token_s(self) -> float | None:
-        """From sending to the first piece."""
-        return self.piece_at_s[0] - self.sent_s if self.piece_at_s else None
+        """From sending to the first text, or to the end of an answer without any."""
+        first_s = self.piece_at_s[0] if self.piece_at_s else self.finished_s
+        return None if first_s is None else first_s - self.sent_s
+
+    @property
+    def last_token_s(self) -> float | None:
+        """From sending to the end."""
+        last_s = self.finished_s or (self.piece_at_s[-1] if self.piece_at_s else None)
+        return None if last_s is None else last_s - self.sent_s
 
     def take(self, data: bytes) -> str:
         """The text of an event. AnswerError when it is an error, or nothing that is known."""
@@ -66,9 +75,10 @@ class Answer:
 
     def _text(self, choice: "_Choice") -> str:
         text = choice.text or (choice.delta.content if choice.delta else None) or ""
-        if text or choice.finish_reason:
+        if text:
             self.piece_at_s.append(monotonic())
-        self.finish = choice.finish_reason or self.finish
+        if choice.finish_reason:
+            self.finish, self.finished_s = choice.finish_reason, monotonic()
         return text
 
 

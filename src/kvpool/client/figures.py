@@ -65,12 +65,12 @@ def figures(outcomes: Sequence[Outcome]) -> Figures:
         num_prompt=sum(each.answer.usage.num_prompt if each.answer.usage else each.num_prompt for each in answered),
         num_cached=sum(count or 0 for count in cached) if any(count is not None for count in cached) else None,
         num_outputs=sum(map(num_outputs, answered)),
-        time_to_first_token_s=_percentiles(each.answer.piece_at_s[0] - each.answer.sent_s for each in answered),
+        time_to_first_token_s=_percentiles(each.answer.first_token_s or 0.0 for each in answered),
         time_per_output_token_s=_percentiles(_per_token_s(each) for each in answered if num_outputs(each) > 1),
         inter_token_s=_percentiles(
             later - earlier for each in answered for earlier, later in pairwise(each.answer.piece_at_s)
         ),
-        end_to_end_s=_percentiles(each.answer.piece_at_s[-1] - each.answer.sent_s for each in answered),
+        end_to_end_s=_percentiles(each.answer.last_token_s or 0.0 for each in answered),
         late_s=_percentiles(outcome.late_s for outcome in outcomes),
     )
 
@@ -82,9 +82,9 @@ def num_outputs(outcome: Outcome) -> int:
 
 
 def _per_token_s(outcome: Outcome) -> float:
-    """Between the first piece and the last one, a token."""
-    pieces = outcome.answer.piece_at_s
-    return (pieces[-1] - pieces[0]) / (num_outputs(outcome) - 1)
+    """Between the first token and the last one, a token."""
+    answer = outcome.answer
+    return ((answer.last_token_s or 0.0) - (answer.first_token_s or 0.0)) / (num_outputs(outcome) - 1)
 
 
 def _percentiles(seconds: Iterable[float]) -> Percentiles | None:

@@ -156,7 +156,7 @@ async def _outcome(target: Target, request: TraceRequest, body: bytes, due_s: fl
     try:
         async for _ in target.server.stream(_COMPLETIONS, body, answer):
             pass
-        if not answer.piece_at_s:
+        if answer.first_token_s is None:
             error = "the answer has neither text nor an end"
     except AnswerError as failure:
         error = str(failure)

@@ -15,7 +15,7 @@ from kvpool.core.eviction import LRU, RankedLRU
 from kvpool.core.index import NameIndex
 from kvpool.errors import UsageError
 from kvpool.events import EventLog
-from kvpool.limits import MAX_BLOCKS, require_pool_size
+from kvpool.limits import MAX_BLOCKS, require_names, require_pool_size
 from kvpool.types import NULL_BLOCK, BlockHash, BlockId, GroupId
 
 
@@ -166,11 +166,13 @@ class BlockPool:
 
         `parents[i]` is what block i depends on, see `withdraw`; None where that is nothing, or not told.
         Those of them that are `spare` are the first to be evicted once they are free, until a hit has touched them.
+        UsageError, and nothing changes, for what is no name: see `require_names`.
         """
         if len(block_ids) != len(names):
             raise ValueError(f"{len(block_ids)} blocks and {len(names)} names: one for each")
         if parents is not None and len(parents) != len(names):
             raise ValueError(f"{len(names)} names and {len(parents)} parents: one for each")
+        require_names(names)
         own, holders, below = self._names, self._holders, self._parents
         index = self._indexes[group_id]
         find_or_add = index.first.setdefault

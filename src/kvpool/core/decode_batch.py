@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain, repeat
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -77,7 +77,7 @@ class DecodeBatch:
     @property
     def num_tokens(self) -> npt.NDArray[np.int64]:
         """How many tokens each row has, the one to be computed next included. Changes with the next step."""
-        return self._lengths
+        return _read_only(self._lengths.view())
 
     @property
     def last_tokens(self) -> npt.NDArray[np.int64]:
@@ -168,13 +168,14 @@ class DecodeBatch:
     def block_tables(self, group_id: GroupId = 0) -> npt.NDArray[np.int32]:
         """The block ids of every row in a group: int32, shape (rows, columns), the null block behind a table's end.
 
-        For an engine's kernels; read it, do not write it. It holds until the batch changes.
+        For an engine's kernels; read-only. It holds until the batch changes.
         """
+        self._groups.require(group_id)
         tables = [table.block_ids[group_id] for table in self._tables]
         blocks = np.full((len(self), max(map(len, tables), default=0)), NULL_BLOCK, dtype=np.int32)
         for row, ids in enumerate(tables):
             blocks[row, : len(ids)] = ids
-        return blocks
+        return _read_only(blocks)
 
     def slot_mapping(self) -> npt.NDArray[np.int64]:
         """The slot of every row's last token, the next to be computed: int64, shape (groups, rows).
@@ -191,7 +192,7 @@ class DecodeBatch:
                 found = [own[at] if at < len(own) else NULL_BLOCK for own, at in zip(ids, blocks.tolist(), strict=True)]
                 slots[group.group_id] = np.array(found, dtype=np.int64) * group.block_size
             slots[group.group_id] += offsets
-        return slots
+        return _read_only(slots)
 
     def belongs_to(self, pool: BlockPool) -> bool:
         """Whether its blocks come from this pool."""
@@ -211,17 +212,19 @@ class DecodeBatch:
             raise UsageError(f"request {request.request_id!r} has no room for its last token: serve it first")
         return numbers
 
-    def _publish_all_but_last(self, request: RequestLike, table: BlockTable) -> None:
-        """All that can be wrong with a request that joins is found here, before anything changes."""
+    def _publish_all_but_last(self, request: RequestLike, table: BlockTable) -> tuple[list[int], list[int], int]:
+        """All that can be wrong with a request that joins is found here, before anything changes.
+
+        Its tokens, the last of them as plain numbers, a block's worth at most, and how many it has at its end.
+        """
         require_room(request, table)
-        tokens = list_of_tokens(request)
-        num_computed = max(table.num_computed, len(tokens) - 1)
-        longest(request)
+        tokens, limit = list_of_tokens(request), longest(request)
         try:
-            plain_ids(tokens[-self._groups.alignment :])
+            last = plain_ids(tokens[-self._groups.alignment :])
         except UsageError as error:
             raise UsageError(f"request {request.request_id!r}: {error}") from None
-        self._publisher.publish((request,), (table,), (num_computed,))
+        self._publisher.publish((request,), (table,), (max(table.num_computed, len(tokens) - 1),))
+        return tokens, last, limit
 
     def _publish(self) -> None:
         """Requests whose last block is full in all groups: all of it is computed."""
@@ -326,6 +329,14 @@ def list_of_tokens(request: RequestLike) -> list[int]:
     if not isinstance(tokens, list) or tokens is not request.token_ids:
         raise UsageError(f"request {request.request_id!r}: its token_ids are not one list, the same every time")
     return tokens
+
+
+Array = TypeVar("Array", bound=npt.NDArray[Any])
+
+
+def _read_only(array: Array) -> Array:
+    array.flags.writeable = False
+    return array
 
 
 _MOST = np.iinfo(np.int64).max

@@ -65,10 +65,13 @@ class Gauges:
 
     def holders(self, block_id: BlockId) -> int:
         """How many block tables the block stands in."""
+        if not 0 <= block_id < self.num_blocks:
+            raise IndexError(f"there is no block {block_id}: the pool has {self.num_blocks}")
         return self._pool.holders(block_id)
 
     def findable(self, group_id: GroupId = 0) -> set[BlockHash]:
         """The names of all blocks that a match can find in the group. O(blocks)."""
+        self.groups.require(group_id)
         return self._pool.names(group_id)
 
     def table(self, request: RequestLike) -> BlockTable | None:

@@ -10,7 +10,7 @@ from functools import cached_property
 from math import gcd, lcm
 
 from kvpool.errors import ConfigError
-from kvpool.limits import MAX_GROUPS
+from kvpool.limits import MAX_GROUPS, whole_number
 from kvpool.plan.demand import MAX_TOKENS, longest, max_blocks, scratch_blocks
 from kvpool.plan.kinds import CrossAttention, FullAttention, LayerKind, StateSpace, cdiv
 from kvpool.types import BlockHash, GroupId
@@ -144,6 +144,11 @@ class Groups:
     def __len__(self) -> int:
         return len(self.all)
 
+    def require(self, group_id: GroupId) -> None:
+        """IndexError unless there is such a group."""
+        if not 0 <= group_id < len(self.all):
+            raise IndexError(f"there is no group {group_id}: the cache has {len(self.all)}")
+
     @cached_property
     def kinds(self) -> tuple[LayerKind, ...]:
         """The kind of every group, with its block size."""
@@ -197,8 +202,8 @@ class Groups:
 
 
 def _block_size(kind: LayerKind, default: int) -> int:
-    size = default if kind.block_size is None else kind.block_size
-    if not isinstance(size, int) or size < 1:
+    size = whole_number("block_size", default if kind.block_size is None else kind.block_size)
+    if size < 1:
         raise ConfigError(f"block_size is {size}: a block holds at least 1 token, 16 is usual")
     kind.validate(size)
     return size

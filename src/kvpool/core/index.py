@@ -4,6 +4,7 @@ Owns: the index of one group, and the names that left it lately.
 Knows nothing of: holders, the free queue, what a name is made of.
 """
 
+from collections import OrderedDict
 from collections.abc import Sequence
 
 from kvpool.core.eviction import RecentNames
@@ -13,19 +14,19 @@ from kvpool.types import BlockHash, BlockId
 class NameIndex:
     """Names to blocks: `first` is what is found, a plain dict that the pool fills.
 
-    Several blocks may carry one name (two requests computed the same prefix at the same time).
-
-    Each keeps it; the one that was added first is the one that is found.
+    Several blocks may carry one name (two requests computed the same prefix at the same time). Each keeps it; the one
+    that was added first is the one that is found.
     """
 
     def __init__(self) -> None:
         self.first: dict[BlockHash, BlockId] = {}
-        self.further: dict[BlockHash, list[BlockId]] = {}
+        self.further: dict[BlockHash, OrderedDict[BlockId, None]] = {}
+        """Oldest first; none of these is empty."""
         self.evicted = RecentNames()
 
     def add_copy(self, name: BlockHash, block_id: BlockId) -> None:
         """This block carries a name that another is found under already."""
-        self.further.setdefault(name, []).append(block_id)
+        self.further.setdefault(name, OrderedDict())[block_id] = None
 
     def drop(self, names: Sequence[BlockHash], block_ids: Sequence[BlockId]) -> Sequence[BlockHash]:
         """These blocks do not carry their names any more. The names that can be found no longer, in order."""
@@ -42,9 +43,9 @@ class NameIndex:
             del self.first[name]
             return False
         if self.first[name] == block_id:
-            self.first[name] = further.pop(0)
+            self.first[name], _ = further.popitem(last=False)
         else:
-            further.remove(block_id)
+            del further[block_id]
         if not further:
             del self.further[name]
         return True

@@ -26,6 +26,7 @@ from kvpool.core.request import RequestLike
 from kvpool.core.room import Room
 from kvpool.errors import ConfigError, UsageError
 from kvpool.events import Event, EventLog
+from kvpool.limits import whole_number
 from kvpool.plan import demand
 from kvpool.plan.kinds import FullAttention, LayerKind
 from kvpool.plan.memory import Plan
@@ -57,6 +58,8 @@ class KVCacheManager(Gauges):
         seed: str = DEFAULT_SEED,
         events: bool = True,
     ) -> None:
+        num_blocks, block_size = whole_number("num_blocks", num_blocks), whole_number("block_size", block_size)
+        max_in_flight_tokens = whole_number("max_in_flight_tokens", max_in_flight_tokens)
         laid_out = Groups(
             groups, block_size, drops_last_block=drop_last_block, max_in_flight_tokens=max_in_flight_tokens
         )

@@ -10,7 +10,7 @@ another thread, not a signal.
 
 import sys
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NoReturn, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
@@ -18,28 +18,30 @@ import numpy.typing as npt
 from kvpool._native import NativeBlockPool, NativeRows
 from kvpool.core.block_pool import BlockPool
 from kvpool.core.block_table import BlockTable
-from kvpool.core.decode_batch import DecodeBatch, StepResult, check_row, list_of_tokens, longest
+from kvpool.core.decode_batch import DecodeBatch, StepResult, check_row
 from kvpool.core.groups import Groups
 from kvpool.core.hashing import BlockHasher
 from kvpool.core.late import late_name
 from kvpool.core.publisher import Publisher
-from kvpool.core.request import Request, RequestLike, plain_ids
+from kvpool.core.request import Request, RequestLike
 from kvpool.core.room import Room
 from kvpool.errors import UsageError
 from kvpool.plan.kinds import FullAttention, SlidingWindow
 from kvpool.types import GroupId
 
 _NEVER = sys.maxsize
+_LARGEST_BLOCK = 1 << 20
 
 
 def can_be_native(pool: BlockPool, room: Room, groups: Groups, publisher: Publisher) -> bool:
     """Whether the native core has rows for such a cache.
 
-    It does where all groups keep everything or a sliding window, in blocks of one size, and where what is published of
-    a block that fills does not depend on where it is.
+    It does where all groups keep everything or a sliding window, in blocks of one size, of a million tokens at most,
+    and where what is published of a block that fills does not depend on where it is.
     """
     is_native = NativeRows is not None and NativeBlockPool is not None and isinstance(pool, NativeBlockPool)
     are_plain = all(isinstance(group.kind, FullAttention | SlidingWindow) for group in groups.all)
+    are_plain &= groups.unit <= _LARGEST_BLOCK
     return is_native and are_plain and room.is_uniform and publisher.steady is not None
 
 
@@ -64,6 +66,9 @@ class NativeDecodeBatch(DecodeBatch):
             publisher.on_named,
         )
         self._nothing = np.zeros((0, len(groups)), dtype=np.int32)
+
+    def __reduce_ex__(self, _protocol: SupportsIndex) -> NoReturn:
+        raise TypeError("a native decode batch cannot be copied or pickled, and its cache neither")
 
     @property
     def requests(self) -> list[RequestLike]:
@@ -90,18 +95,12 @@ class NativeDecodeBatch(DecodeBatch):
 
     def join(self, request: RequestLike, table: BlockTable) -> None:
         """See `DecodeBatch.join`."""
-        self._publish_all_but_last(request, table)
-        self._rows.add(
-            request,
-            table,
-            late_name(request),
-            list_of_tokens(request),
-            table.block_ids,
-            table.first_held[: len(self._room.windows)],
-            table.num_computed,
-            longest(request),
-            *self._following(request, table),
-        )
+        tokens, last, limit = self._publish_all_but_last(request, table)
+        behind = last[len(last) - (len(tokens) - table.num_committed) :]
+        held = table.first_held[: len(self._room.windows)]
+        name, ids, num_computed = late_name(request), table.block_ids, table.num_computed
+        parts = self._following(request, table)
+        self._rows.add(request, table, name, tokens, ids, held, num_computed, limit, behind, *parts)
 
     def remove(self, leaving: Iterable[RequestLike]) -> None:
         """Take rows out, the others keep their order. Those that leave, and only they, are up to date again.
@@ -136,7 +135,8 @@ class NativeDecodeBatch(DecodeBatch):
         lengths = [request.num_tokens for request in requests]
         self._publisher.publish(requests, tables, lengths)
         for (row, request, table), length in zip(borders, lengths, strict=True):
-            self._rows.follow(row, request, length, *self._following(request, table))
+            behind = request.token_ids[table.num_committed :]
+            self._rows.follow(row, request, length, behind, *self._following(request, table))
         answer = self._rows.step(numbers, True)
         if answer is False:
             raise UsageError("the batch was changed by others during its step, which was not made")
@@ -153,6 +153,7 @@ class NativeDecodeBatch(DecodeBatch):
 
     def block_tables(self, group_id: GroupId = 0) -> npt.NDArray[np.int32]:
         """See `DecodeBatch.block_tables`. Not a copy: it changes with the next step."""
+        self._groups.require(group_id)
         return np.asarray(self._rows.block_tables(group_id))
 
     def slot_mapping(self) -> npt.NDArray[np.int64]:
@@ -165,13 +166,12 @@ class NativeDecodeBatch(DecodeBatch):
             request, table = self._rows.member(row)
             check_row(request, table, length)
 
-    def _following(self, request: RequestLike, table: BlockTable) -> tuple[list[int], bytes, bytes | None, int]:
-        """The tokens behind the last block, what the next is named after, its extra keys, from where on these hold."""
-        committed, extra, first = table.num_committed, None, _NEVER
-        parent = self._hasher.root
-        if isinstance(request, Request) and request.has_own_names:
-            if committed:
-                parent = request.block_hashes(self._hasher)[committed // self._hasher.block_size - 1]
-            first, extra = request.common_keys()
-            first = max(first, self._publisher.first_steady(table))
-        return plain_ids(request.token_ids[committed:]), parent, extra, first
+    def _following(self, request: RequestLike, table: BlockTable) -> tuple[bytes, bytes | None, int]:
+        """What the row's next block is named after, its extra keys, and from where on these hold."""
+        if not isinstance(request, Request) or not request.has_own_names:
+            return self._hasher.root, None, _NEVER
+        first, extra = request.common_keys()
+        parent, size = self._hasher.root, self._hasher.block_size
+        if table.num_committed:
+            parent = request.block_hashes(self._hasher)[table.num_committed // size - 1]
+        return parent, extra, max(first, self._publisher.first_steady(table))

@@ -28,7 +28,7 @@ def plain_ids(token_ids: Iterable[int]) -> list[int]:
         if isinstance(token_ids, np.ndarray) and token_ids.dtype.kind in "iu":
             token_ids = token_ids.tolist()
         given = token_ids if isinstance(token_ids, list | tuple) else list(token_ids)
-    except TypeError:
+    except (TypeError, NotImplementedError):  # as of a memoryview of several axes
         raise UsageError(f"token ids are whole numbers, one for each token, not {token_ids!r}") from None
     try:
         numbers = array("q", given)

@@ -34,8 +34,8 @@ class SamplingParams:
             )
         if not 0 < self.top_p <= 1:
             raise UsageError(f"top_p is {self.top_p}: a share above 0 and up to 1")
-        if self.top_k < 0:
-            raise UsageError(f"top_k is {self.top_k}: 0 for all tokens, or how many")
+        if not 0 <= self.top_k < 2**31:
+            raise UsageError(f"top_k is {self.top_k}: 0 for all tokens, or how many, below 2**31")
         if self.seed is not None and not 0 <= self.seed < 2**63:
             raise UsageError(f"seed is {self.seed}: 0 to 2**63 - 1")
         for name in ("num_logprobs", "num_prompt_logprobs"):

@@ -11,6 +11,7 @@ from kvpool.errors import ConfigError
 from kvpool.replay.named import NamedRequest, names_at
 from kvpool.replay.settings import ReplaySettings, Source
 from kvpool.replay.trace import TraceRequest
+from kvpool.types import BlockHash
 
 
 class Intake:
@@ -25,7 +26,7 @@ class Intake:
         self._raw = settings.raw
         self._separate_tenants = settings.separate_tenants
         self._num_requests = 0
-        self._own: dict[tuple[str | None, int], int] = {}
+        self._own: dict[tuple[str | None, BlockHash], int] = {}
 
     def request(self, traced: TraceRequest) -> RequestLike:
         """A new request for this line. Raw: its prompt is as many full blocks as the trace gives ids."""
@@ -44,7 +45,7 @@ class Intake:
             max_tokens=max_tokens,
         )
 
-    def _names(self, traced: TraceRequest) -> Sequence[int]:
+    def _names(self, traced: TraceRequest) -> Sequence[BlockHash]:
         if traced.block_ids is None or self._trace_block_size is None:
             if self._raw:
                 raise ConfigError(

@@ -13,27 +13,38 @@ from collections.abc import Sequence
 from kvpool.core.hashing import BlockHasher
 from kvpool.core.late import Keeper, written_late
 from kvpool.errors import ConfigError, UsageError
+from kvpool.limits import SHORT_NAME_BYTES
 from kvpool.types import BlockHash, RequestId
 
 _BLOCKS_PER_REQUEST = 1 << 40
 _TOKEN_MASK = (1 << 20) - 1
 
 
-def names_at(block_ids: Sequence[int], trace_block_size: int, block_size: int) -> Sequence[int]:
+def names_at(block_ids: Sequence[int], trace_block_size: int, block_size: int) -> Sequence[BlockHash]:
     """The names of consecutive blocks of `block_size` tokens, where `block_ids` name blocks of `trace_block_size`."""
     if block_size == trace_block_size:
-        return block_ids
+        return _fitting(block_ids)
     if trace_block_size % block_size == 0:
         parts = trace_block_size // block_size
-        return [block_id * parts + part for block_id in block_ids for part in range(parts)]
+        return _fitting([block_id * parts + part for block_id in block_ids for part in range(parts)])
     if block_size % trace_block_size == 0:
         joined = block_size // trace_block_size
-        return block_ids[joined - 1 :: joined]
+        return _fitting(block_ids[joined - 1 :: joined])
     nearest = max(d for d in range(1, block_size + 1) if trace_block_size % d == 0)
     raise ConfigError(
         f"block_size is {block_size}, and the trace names blocks of {trace_block_size} tokens: one must divide the "
         f"other; {nearest} or {trace_block_size} work"
     )
+
+
+def _fitting(numbers: Sequence[int]) -> Sequence[BlockHash]:
+    """The same where all have 64 bits, as they do in all but a few traces."""
+    if not numbers or (max(numbers) < 1 << 63 and min(numbers) >= -1 << 63):
+        return numbers
+    return [
+        number if -1 << 63 <= number < 1 << 63 else number.to_bytes(SHORT_NAME_BYTES, "big", signed=True)
+        for number in numbers
+    ]
 
 
 @written_late("_token_ids")
@@ -55,7 +66,7 @@ class NamedRequest:
         self,
         request_id: RequestId,
         num_prompt_tokens: int,
-        names: Sequence[int],
+        names: Sequence[BlockHash],
         block_size: int,
         *,
         serial: int,
@@ -106,7 +117,7 @@ class NamedRequest:
         names = self._names
         if num_full > len(names):
             first_own = -1 - self._serial * _BLOCKS_PER_REQUEST
-            names += [first_own - block for block in range(len(names), num_full)]
+            names += _fitting([first_own - block for block in range(len(names), num_full)])
 
     def plain_name(self, _hasher: BlockHasher, _num_blocks: int = 1, /) -> BlockHash | None:
         return None

@@ -22,6 +22,9 @@ T = TypeVar("T")
 # Beyond any model. One absurd number in a line must not make its block ids fill the memory.
 MAX_TOKENS = 100_000_000
 
+# A digest of 128 bits; a name has room for that many and for the parts of a block.
+MAX_ID = 1 << 128
+
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
     """A JSON object of a trace. Fields that a format does not name are ignored."""
@@ -59,6 +62,8 @@ class BlockRecord(Record, frozen=True, kw_only=True):
         if num_ids not in (full, partial):
             wanted = f"{full}" if full == partial else f"{full} or {partial}"
             raise BadLineError(f"{num_ids} block ids for {num_tokens} tokens; blocks of {block_size} give {wanted}")
+        if self.end() > MAX_ID:
+            raise BadLineError(f"block id {self.end() - 1} is too large: at most 128 bits")
         repeated = self._repeated()
         if repeated is not None:
             raise BadLineError(f"block id {repeated} comes twice in one prompt; an id stands for all before it, too")

@@ -12,6 +12,13 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
+from kvpool.runner.products import has_product, product
+
+TILE = 1 << 19
+"""Scores that are computed at a time: they stay in the processor's caches."""
+LEAST_TILED = 1 << 15
+"""Of fewer scores a head, one call for all heads is faster."""
+
 Attended = tuple[torch.Tensor, torch.Tensor]
 """Outputs, and the logarithm of the sum of the exponents of their scores: two of them can be merged."""
 
@@ -72,6 +79,8 @@ def attend_chunk(
     num_queries, num_heads, _ = query.shape
     num_keys, num_kv_heads, _ = key.shape
     group = num_heads // num_kv_heads
+    if rule.is_plain and num_queries * group * num_keys >= LEAST_TILED and has_product(query):
+        return _attend_tiles(query, key, value, window, rule.scale)
     queries, keys, values = (x.transpose(0, 1)[None] for x in (query, key, value))
     if rule.is_plain and num_queries == num_keys and (window is None or num_keys <= window):
         out = functional.scaled_dot_product_attention(
@@ -87,6 +96,33 @@ def attend_chunk(
     keys, values = (x.repeat_interleave(group, 1) for x in (keys, values))
     out = with_sinks(attend(queries, keys, values, mask, rule), rule.sinks)
     return out[0].transpose(0, 1)
+
+
+def _attend_tiles(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, window: int | None, scale: float
+) -> torch.Tensor:
+    """The same in fp32, some queries at a time, with those of one key head as rows of one matrix."""
+    num_queries, num_heads, dim = query.shape
+    num_keys, num_kv_heads, _ = key.shape
+    group, before = num_heads // num_kv_heads, num_keys - num_queries
+    grouped = query.view(num_queries, num_kv_heads, group, dim).transpose(0, 1).mul(scale)
+    keys, values = (x.transpose(0, 1).contiguous() for x in (key, value))
+    out = query.new_empty(num_queries, num_kv_heads, group, value.shape[-1])
+    tile = max(TILE // (num_keys * group), 32)
+    for start in range(0, num_queries, tile):
+        stop = min(start + tile, num_queries)
+        last = before + stop
+        first = 0 if window is None else max(before + start - window + 1, 0)
+        masked = stop - start if window is None else last - first
+        mask = chunk_mask(stop - start, masked, window, query)
+        for head in range(num_kv_heads):
+            rows = grouped[head, start:stop].flatten(0, 1)
+            scores = product(rows, keys[head, first:last])
+            if mask is not None:
+                scores.view(stop - start, group, -1)[..., -masked:].add_(mask[:, None])
+            found = product(scores.softmax(-1), values[head, first:last].t())
+            out[start:stop, head] = found.view(stop - start, group, -1)
+    return out.flatten(1, 2)
 
 
 def chunk_mask(num_queries: int, num_keys: int, window: int | None, like: torch.Tensor) -> torch.Tensor | None:

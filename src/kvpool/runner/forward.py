@@ -48,6 +48,7 @@ class Forward:
     device: torch.device
     is_stacked: bool = False
     _plans: dict[tuple[int, int | None], DecodePlan] = field(default_factory=dict)
+    _places: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         assert not self.is_stacked or self.num_decoding == len(self.chunks), "stacked rows have one token each"
@@ -57,9 +58,12 @@ class Forward:
         return len(self.token_ids)
 
     def places(self, group_id: int, block_size: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Block and offset of every token in a group."""
-        slots = self.slots[group_id]
-        return slots // block_size, slots % block_size
+        """Block and offset of every token in a group; made once for all layers."""
+        places = self._places.get(group_id)
+        if places is None:
+            slots = self.slots[group_id]
+            places = self._places[group_id] = slots // block_size, slots % block_size
+        return places
 
     def decode_plan(self, group_id: int, block_size: int, window: int | None, dtype: torch.dtype) -> DecodePlan:
         """What the rows that decode look at; made once for all layers."""
@@ -118,7 +122,7 @@ def _filled_up(call: Forward) -> Forward:
     if not missing:
         return call
     token_ids, positions, slots = (pad(each, (0, missing)) for each in (call.token_ids, call.positions, call.slots))
-    return replace(call, token_ids=token_ids, positions=positions, slots=slots)
+    return replace(call, token_ids=token_ids, positions=positions, slots=slots, _places={})
 
 
 def _part(whole: Forward, chunks: Sequence[Chunk]) -> Forward:

@@ -141,8 +141,7 @@ class PagedCache:
             cut = slice(begin - first * size, stop - first * size)
             key, value = (read(each, blocks[None], query.dtype)[0, cut] for each in pages)
             outs.append(attend_chunk(query[chunk.at : chunk.at + chunk.count], key, value, window, rule))
-        outs.append(query.new_zeros(query.shape[0] - sum(map(len, outs)), *outs[0].shape[1:]))
-        return torch.cat(outs)
+        return _filled_up(outs, len(query))
 
     def _attend_given(
         self, query: torch.Tensor, given: tuple[torch.Tensor, torch.Tensor], window: int | None, rule: Rule
@@ -157,8 +156,7 @@ class PagedCache:
             rows = query[chunk.at : chunk.at + chunk.count]
             outs.append(attend_chunk(rows, keys[begin:stop], values[begin:stop], window, rule))
             first = stop
-        outs.append(query.new_zeros(query.shape[0] - sum(map(len, outs)), *outs[0].shape[1:]))
-        return torch.cat(outs)
+        return _filled_up(outs, len(query))
 
     def _everything(
         self, place: Place, pages: Sequence[torch.Tensor], dtype: torch.dtype
@@ -181,6 +179,14 @@ class PagedCache:
 def _flat(tensor: torch.Tensor, is_stacked: bool) -> torch.Tensor:
     """(batch, heads, tokens, dim) to (tokens, heads, dim)."""
     return tensor[:, :, 0] if is_stacked else tensor[0].transpose(0, 1)
+
+
+def _filled_up(outs: list[torch.Tensor], num_tokens: int) -> torch.Tensor:
+    """One behind the other; zeros for tokens of nobody."""
+    missing = num_tokens - sum(map(len, outs))
+    if missing:
+        outs.append(outs[0].new_zeros(missing, *outs[0].shape[1:]))
+    return outs[0] if len(outs) == 1 else torch.cat(outs)
 
 
 def _as(dtype: torch.dtype, new: torch.Tensor) -> torch.Tensor:

@@ -27,7 +27,9 @@ def sample(logits: torch.Tensor, rows: Sequence[int], sampling: SamplingRows | N
     top_p = torch.from_numpy(sampling.top_p[rows]).to(logits.device)[:, None]
     top_k = torch.from_numpy(sampling.top_k[rows]).to(logits.device)[:, None]
     rank = torch.arange(chances.shape[-1], device=logits.device)[None]
-    chances = chances.masked_fill((below >= top_p) | ((top_k > 0) & (rank >= top_k)), 0)
+    # The likeliest stays, however small the share is.
+    is_out = ((below >= top_p) & (rank > 0)) | ((top_k > 0) & (rank >= top_k))
+    chances = chances.masked_fill(is_out, 0)
     sums = chances.double().cumsum(-1)
     points = torch.from_numpy(_uniform(sampling.seeds[rows], sampling.num_outputs[rows])).to(logits.device)
     places = torch.searchsorted(sums, points[:, None] * sums[:, -1:], right=True)

@@ -72,6 +72,7 @@ def make_app(engine: AsyncEngine, tokenizer: Tokenizer, config: ServerConfig) ->
             Route("/v1/completions", served.completions, methods=["POST"]),
             Route("/v1/chat/completions", served.chat, methods=["POST"]),
             Route("/v1/models", served.models),
+            Route("/v1/models/{name:path}", served.model),
             Route("/tokenize", served.tokenize, methods=["POST"]),
             Route("/detokenize", served.detokenize, methods=["POST"]),
             Route("/reset_prefix_cache", served.reset_prefix_cache, methods=["POST"]),
@@ -133,9 +134,17 @@ class _Served:
     # -- around it
 
     async def models(self, _: Request) -> Response:
-        config = self._config
-        card = {"id": config.model_name, "object": "model", "created": self._started_s, "owned_by": "kvpool"}
-        return _json({"object": "list", "data": [{**card, "max_model_len": self._engine.max_model_len}]})
+        return _json({"object": "list", "data": [self._card()]})
+
+    async def model(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        if name != self._config.model_name:
+            raise _unknown_model(name, self._config.model_name)
+        return _json(self._card())
+
+    def _card(self) -> dict[str, Any]:
+        card = {"id": self._config.model_name, "object": "model", "created": self._started_s, "owned_by": "kvpool"}
+        return {**card, "max_model_len": self._engine.max_model_len}
 
     async def tokenize(self, request: Request) -> Response:
         body = await self._read(request, TokenizeBody)
@@ -173,6 +182,7 @@ class _Served:
         if isinstance(error, FullError):
             headers = {"retry-after": str(self._config.retry_after_s)}
             told = ApiError(str(error), status=429, code="queue_full", headers=headers)
+            self._engine.metrics.requests.labels("refused").inc()
         else:
             assert isinstance(error, KVPoolError)
             told = as_api_error(error)
@@ -187,13 +197,14 @@ class _Served:
         body = read(await body_of(request, self._config.max_body_bytes), kind)
         model, name = getattr(body, "model", None), self._config.model_name
         if model is not None and model != name:
-            raise ApiError(
-                f"the model {model!r} is not served here: {name!r} is",
-                status=404,
-                param="model",
-                code="model_not_found",
-            )
+            raise _unknown_model(model, name)
         return body
+
+
+def _unknown_model(name: object, served: str) -> ApiError:
+    return ApiError(
+        f"the model {name!r} is not served here: {served!r} is", status=404, param="model", code="model_not_found"
+    )
 
 
 async def _start(call: Call) -> None:

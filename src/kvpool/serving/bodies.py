@@ -112,6 +112,8 @@ class CompletionBody(Body, kw_only=True):
         _within("logprobs", self.logprobs, 0, MOST_LOGPROBS)
         if self.stream and self.echo and self.logprobs is not None:
             raise ApiError("echo with logprobs is not streamed: set stream to false", param="echo")
+        if self.stream and self.prompt_logprobs is not None:
+            raise ApiError("prompt_logprobs are not streamed: set stream to false", param="prompt_logprobs")
 
 
 class ChatBody(Body, kw_only=True):

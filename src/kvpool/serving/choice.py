@@ -3,6 +3,7 @@
 Knows nothing of: HTTP, other requests.
 """
 
+from codecs import getincrementaldecoder
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -87,14 +88,15 @@ def completion_logprobs(
 ) -> Mapping[str, Any]:
     """In the form of completions: None for the first token of a prompt. `offset`: letters of the text before."""
     tokens = [token_text(tokenizer, token_id) for token_id in token_ids]
-    offsets = [offset]
-    for token_id in token_ids[:-1]:
-        offsets.append(offsets[-1] + len(tokenizer.token_bytes(token_id).decode(errors="ignore")))
+    offsets, letters = [], getincrementaldecoder("utf-8")("ignore")
+    for token_id in token_ids:
+        offsets.append(offset)
+        offset += len(letters.decode(tokenizer.token_bytes(token_id)))
     return {
         "tokens": tokens,
         "token_logprobs": [max(each.logprob, _LEAST) if each is not None else None for each in told],
         "top_logprobs": [_likeliest(tokenizer, each) for each in told],
-        "text_offset": offsets[: len(tokens)],
+        "text_offset": offsets,
     }
 
 
