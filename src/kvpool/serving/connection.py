@@ -28,17 +28,27 @@ class ClientGoneError(Exception):
 
 
 async def body_of(request: Request, max_bytes: int) -> bytes:
-    """The whole body. ApiError when it is larger; then no more of it is read."""
+    """The whole body. ApiError when it is larger.
+
+    What is too large is passed over first: clients read when they have written, and one that cannot write to the end
+    never learns why. No more than some times the limit.
+    """
     told = request.headers.get("content-length", "")
-    if told.isdigit() and int(told) > max_bytes:
-        raise _too_large(int(told), max_bytes)
+    announced = int(told) if told.isdigit() else 0
     parts, num_bytes = [], 0
     async for part in request.stream():
         num_bytes += len(part)
-        if num_bytes > max_bytes:
-            raise _too_large(num_bytes, max_bytes)
-        parts.append(part)
+        if max(announced, num_bytes) <= max_bytes:
+            parts.append(part)
+        elif num_bytes > _PASSED_OVER * max_bytes:
+            break
+    if max(announced, num_bytes) > max_bytes:
+        raise _too_large(max(announced, num_bytes), max_bytes)
     return b"".join(parts)
+
+
+_PASSED_OVER = 8
+"""Times the limit."""
 
 
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T], timeout_s: float) -> T:
