@@ -25,7 +25,7 @@ bool read_integer(PyObject* given, Name& name) {
       return false;
     }
   }
-  name = marked(!is_too_large && value < 0 ? kNegative : kUnsigned, &large, 8);
+  mark(name, !is_too_large && value < 0 ? kNegative : kUnsigned, &large, 8);
   return true;
 }
 
@@ -37,7 +37,7 @@ bool read_bytes(PyObject* given, Name& name) {
     return true;
   }
   if (length > kMostOfShort) return false;
-  name = marked(static_cast<uint8_t>(length), bytes, length);
+  mark(name, static_cast<uint8_t>(length), bytes, length);
   return true;
 }
 

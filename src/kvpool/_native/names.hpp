@@ -56,12 +56,12 @@ inline const Secrets& secrets() {
 constexpr size_t kMostOfShort = 20;
 enum Kind : uint8_t { kUnsigned = 0x40, kNegative = 0x41 };  // below: so many bytes
 
-inline Name marked(uint8_t kind, const void* value, size_t length) {
-  Name name{};
+// Written where it is to stand: to copy what was just written in pieces would wait for all of them.
+inline void mark(Name& name, uint8_t kind, const void* value, size_t length) {
+  std::memset(name.bytes + 12, 0, kMostOfShort);
   std::memcpy(name.bytes, secrets().mark, 11);
   name.bytes[11] = kind;
   if (length) std::memcpy(name.bytes + 12, value, length);
-  return name;
 }
 
 inline bool is_marked(const Name& name) { return std::memcmp(name.bytes, secrets().mark, 11) == 0; }

@@ -8,6 +8,7 @@ block is a numbered part of the trace's block, a larger one has the name of its 
 not name (outputs, the unfilled end of a prompt) get names that no other request has: negative numbers.
 """
 
+from array import array
 from collections.abc import Sequence
 
 from kvpool.core.hashing import BlockHasher
@@ -39,12 +40,14 @@ def names_at(block_ids: Sequence[int], trace_block_size: int, block_size: int) -
 
 def _fitting(numbers: Sequence[int]) -> Sequence[BlockHash]:
     """The same where all have 64 bits, as they do in all but a few traces."""
-    if not numbers or (max(numbers) < 1 << 63 and min(numbers) >= -1 << 63):
-        return numbers
-    return [
-        number if -1 << 63 <= number < 1 << 63 else number.to_bytes(SHORT_NAME_BYTES, "big", signed=True)
-        for number in numbers
-    ]
+    try:
+        array("q", numbers)
+    except OverflowError:
+        return [
+            number if -1 << 63 <= number < 1 << 63 else number.to_bytes(SHORT_NAME_BYTES, "big", signed=True)
+            for number in numbers
+        ]
+    return numbers
 
 
 @written_late("_token_ids")
