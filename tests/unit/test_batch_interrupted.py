@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from kvpool import DecodeBatch, FullAttention, KVCacheManager, LayerKind, Request, SlidingWindow, UsageError
+from kvpool._native import NativeBlockPool
 
 LAYOUTS: list[tuple[LayerKind, ...]] = [(FullAttention(),), (FullAttention(), SlidingWindow(6))]
 
@@ -59,6 +60,8 @@ def collect_often() -> Iterator[Callable[[int], None]]:
 def test_what_the_garbage_collector_lets_go_of_leaves(
     kinds: tuple[LayerKind, ...], read: bool, collect_often: Callable[[int], None]
 ) -> None:
+    if not read and NativeBlockPool is None:
+        pytest.skip("a step in Python is many: what is let go of may come between")
     cache, batch = decoding(80, *kinds)
     for threshold in range(1, 18):
         for _ in range(5):
