@@ -1,7 +1,8 @@
 """Tiny models with random weights: one of each kind of layers that an engine meets.
 
 Weights are larger than usual, so that attention is not almost even: what is wrong then shows in the logits. Larger
-ones yet make qwen3_next, zamba2 and nemotron_h noisy: transformers' own answers for chunks differ by 3e-5 then.
+ones yet make qwen3_next, zamba2 and nemotron_h noisy: transformers' own answers for chunks differ by 3e-5 then. Tokens
+go to all experts, weighted: which of two nearly equal ones a token goes to would be a matter of rounding.
 """
 
 from copy import deepcopy
@@ -33,7 +34,7 @@ _DENSE = {
     "initializer_range": 0.05,
 }
 _HEADS = {**_DENSE, "head_dim": 16}
-_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 4, "moe_intermediate_size": 32}
 _MAMBA2 = {"mamba_n_heads": 4, "mamba_d_head": 32, "mamba_d_state": 4, "mamba_n_groups": 1, "mamba_chunk_size": 8}
 _MAMBA2_ALONE = {"n_groups": 1, "chunk_size": 8, "expand": 2}
 
@@ -52,7 +53,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "sliding_window": WINDOW,
         "layer_types": ["sliding_attention", "full_attention"] * 2,
         "num_local_experts": 4,
-        "num_experts_per_tok": 2,
+        "num_experts_per_tok": 4,
     },
     "deepseek_v3": {
         **_DENSE,
@@ -65,7 +66,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "n_routed_experts": 4,
         "n_group": 1,
         "topk_group": 1,
-        "num_experts_per_tok": 2,
+        "num_experts_per_tok": 4,
         "moe_intermediate_size": 32,
         "first_k_dense_replace": 1,
     },
@@ -87,7 +88,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "expert_layer_period": 2,
         "expert_layer_offset": 1,
         "num_experts": 2,
-        "num_experts_per_tok": 1,
+        "num_experts_per_tok": 2,
         "mamba_d_state": 4,
         "use_mamba_kernels": False,
     },
@@ -133,7 +134,7 @@ OTHERS: dict[str, dict[str, Any]] = {
         **_MAMBA2,
         "layer_types": ["mamba", "attention"] * 2,
         "num_local_experts": 2,
-        "num_experts_per_tok": 1,
+        "num_experts_per_tok": 2,
         "shared_intermediate_size": 64,
     },
     "zamba2": {
