@@ -1,7 +1,7 @@
 """What layers of states keep, measured: the tensors that transformers has after a token, and a model with their bytes.
 
-A configuration tells what the fast kernels keep. The torch code that runs here keeps a column more of each convolution,
-and recurrent states in fp32, so what is planned must be what is kept.
+A configuration tells what fast kernels keep. The torch code that runs here keeps recurrent states in fp32, so what is
+planned must be what is kept. Of a convolution it has a column more, the oldest, which is never looked at again.
 
 Knows nothing of: blocks, where states are saved.
 """
@@ -58,12 +58,18 @@ def measure_states(model: Any) -> States:
 def _tensors(layer: Any) -> tuple[StateTensor, ...]:
     parts = {"recurrent": getattr(layer, "recurrent_states", {}), "conv": getattr(layer, "conv_states", {})}
     tensors = [
-        StateTensor(part, index, tuple(state.shape[1:]), str(state.dtype).removeprefix("torch."), state.element_size())
+        _kept(part, index, state)
         for part, states in parts.items()
         for index, state in states.items()
         if state is not None
     ]
     return tuple(sorted(tensors, key=lambda tensor: -tensor.element_bytes))
+
+
+def _kept(part: str, index: int, state: torch.Tensor) -> StateTensor:
+    *others, last = state.shape[1:]
+    shape = (*others, last - 1 if part == "conv" else last)
+    return StateTensor(part, index, shape, str(state.dtype).removeprefix("torch."), state.element_size())
 
 
 def with_states(model: Model, states: States) -> Model:
