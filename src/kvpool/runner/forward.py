@@ -5,13 +5,19 @@ Knows nothing of: the model, where pages are.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 
 import numpy as np
 import torch
+from torch import nn
 from torch.nn.functional import pad
 
 from kvpool.engine.step_input import StepInput
 from kvpool.runner.attention import DecodePlan, plan_decode
+from kvpool.runner.packing import packed_bytes
+from kvpool.runner.paged_kernel import Ragged
+
+FULL = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +55,7 @@ class Forward:
     is_stacked: bool = False
     _plans: dict[tuple[int, int | None], DecodePlan] = field(default_factory=dict)
     _places: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+    _ragged: dict[int, Ragged] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         assert not self.is_stacked or self.num_decoding == len(self.chunks), "stacked rows have one token each"
@@ -74,9 +81,27 @@ class Forward:
             plan = self._plans[group_id, window] = _moved(plan, self.device)
         return plan
 
+    def ragged(self, group_id: int) -> Ragged:
+        """All rows, as a kernel that reads pages is told them; made once for all layers."""
+        ragged = self._ragged.get(group_id)
+        if ragged is None:
+            counts = [chunk.count for chunk in self.chunks]
+            stops = [chunk.stop for chunk in self.chunks]
+            starts, lengths = (torch.tensor(each, dtype=torch.int32) for each in ([0, *accumulate(counts)], stops))
+            ragged = self._ragged[group_id] = Ragged(
+                starts.to(self.device),
+                lengths.to(self.device),
+                self.tables[group_id].to(self.device, torch.int32),
+                max(counts),
+                max(stops),
+            )
+        return ragged
 
-def forwards(step: StepInput, device: torch.device, *, has_states: bool, is_gradual: bool) -> Iterator[Forward]:
-    """The calls that make a step: one, unless the model has states.
+
+def forwards(
+    step: StepInput, device: torch.device, few: frozenset[int], *, has_states: bool, is_gradual: bool
+) -> Iterator[Forward]:
+    """The calls that make a step: one, unless the model has states. `few`: see `num_filled_up`.
 
     A state is of one request, and models mix up the states of tokens that lie one after the other: then rows that
     decode are a batch, and every chunk has a call of its own. With `is_gradual` a chunk that goes on from a state has a
@@ -98,11 +123,11 @@ def forwards(step: StepInput, device: torch.device, *, has_states: bool, is_grad
         device,
     )
     if not has_states:
-        yield _filled_up(whole)
+        yield _filled_up(whole, few)
         return
     if step.num_decoding:
         decoding = _part(whole, chunks[: step.num_decoding])
-        yield _filled_up(replace(decoding, num_decoding=step.num_decoding, is_stacked=True))
+        yield _filled_up(replace(decoding, num_decoding=step.num_decoding, is_stacked=True), few)
     for chunk in chunks[step.num_decoding :]:
         if is_gradual and chunk.start and chunk.count > 1:
             for offset in range(chunk.count):
@@ -112,13 +137,20 @@ def forwards(step: StepInput, device: torch.device, *, has_states: bool, is_grad
             yield _part(whole, [chunk])
 
 
-def num_filled_up(num_tokens: int, device: torch.device) -> int:
-    """How many tokens are computed for these: on a CPU 2 or 3 take longer than 4, which has better kernels."""
-    return 4 if device.type == "cpu" and num_tokens in (2, 3) else num_tokens
+def few_tokens(model: nn.Module) -> frozenset[int]:
+    """Numbers of tokens that take a model longer than `FULL` do, which have better kernels on a CPU."""
+    if next(model.parameters()).device.type != "cpu":
+        return frozenset()
+    return frozenset({1, 2, 3}) if packed_bytes(model) else frozenset({2, 3})
 
 
-def _filled_up(call: Forward) -> Forward:
-    missing = num_filled_up(call.num_tokens, call.device) - call.num_tokens
+def num_filled_up(num_tokens: int, few: frozenset[int]) -> int:
+    """How many tokens are computed for these."""
+    return FULL if num_tokens in few else num_tokens
+
+
+def _filled_up(call: Forward, few: frozenset[int]) -> Forward:
+    missing = num_filled_up(call.num_tokens, few) - call.num_tokens
     if not missing:
         return call
     token_ids, positions, slots = (pad(each, (0, missing)) for each in (call.token_ids, call.positions, call.slots))

@@ -18,6 +18,7 @@ from kvpool.errors import ConfigError
 from kvpool.plan.kinds import FullAttention, SlidingWindow
 from kvpool.runner.attention import Rule, attend_chunk, attend_decode, read
 from kvpool.runner.forward import Forward
+from kvpool.runner.paged_kernel import find_kernel
 from kvpool.runner.pages import KVMemory, Place, Places
 from kvpool.runner.states import CONV, RECURRENT, States
 
@@ -41,6 +42,7 @@ class PagedCache:
         self._returns_all = returns_all
         self._pages: dict[int, list[torch.Tensor]] = {}
         self._states = States(memory, places)
+        self._kernel = find_kernel(memory.device)
         self._forward: Forward | None = None
 
     @property
@@ -130,6 +132,10 @@ class PagedCache:
         kept = place.kind.window if isinstance(place.kind, SlidingWindow) else None
         if kept is not None and window != kept:
             raise ConfigError(f"layer {layer} looks back {window} tokens, and the plan keeps {kept}")
+        if self._kernel is not None and self._kernel.takes(query, pages, rule):
+            count = sum(chunk.count for chunk in forward.chunks)
+            out = self._kernel.attend(query[:count], pages, forward.ragged(place.group_id), window, rule)
+            return _filled_up([out], len(query))
         size, outs = place.block_size, []
         if forward.num_decoding:
             plan = forward.decode_plan(place.group_id, size, window, query.dtype)

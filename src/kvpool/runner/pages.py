@@ -57,10 +57,19 @@ class Places:
 
 
 class KVMemory:
-    """`num_blocks` blocks of `block_bytes` bytes. New memory is all NaN, so that what was never written shows."""
+    """`num_blocks` blocks of `block_bytes` bytes.
+
+    On a CPU new memory is all NaN, so that what was never written shows. Elsewhere it is zeros: kernels may multiply by
+    nothing what they do not look at.
+    """
 
     def __init__(self, num_blocks: int, block_bytes: int, device: torch.device) -> None:
-        self._bytes = torch.full((num_blocks, block_bytes), 0xFF, dtype=torch.uint8, device=device)
+        fill = 0xFF if device.type == "cpu" else 0
+        self._bytes = torch.full((num_blocks, block_bytes), fill, dtype=torch.uint8, device=device)
+
+    @property
+    def device(self) -> torch.device:
+        return self._bytes.device
 
     def pages(self, place: Place, parts: Sequence[tuple[torch.dtype, Sequence[int]]]) -> list[torch.Tensor]:
         """The pages of a layer, a view for each part: (num_blocks, *shape). ConfigError when they are larger than that.

@@ -15,7 +15,7 @@ from kvpool.engine.sampling import Logprobs
 from kvpool.engine.step_input import StepAnswer, StepInput
 from kvpool.errors import ConfigError
 from kvpool.plan.layout import Layout
-from kvpool.runner.forward import Forward, forwards, num_filled_up
+from kvpool.runner.forward import Forward, few_tokens, forwards, num_filled_up
 from kvpool.runner.model_cache import ATTENTION, PagedCache
 from kvpool.runner.pages import KVMemory, Places
 from kvpool.runner.refused import why_refused
@@ -53,6 +53,7 @@ class TorchWorker:
         self._cache = PagedCache(self.memory, places, kv_dtype, returns_all=is_latent)
         self._has_states = bool(places.states)
         self._is_gradual = kind in _GRADUAL
+        self._few = few_tokens(model)
         self._watch = watch
         model.set_attn_implementation(ATTENTION)
         if model.config._attn_implementation != ATTENTION:
@@ -63,7 +64,8 @@ class TorchWorker:
         logits: dict[int, torch.Tensor] = {}
         told: dict[int, list[Logprobs]] = {}
         with torch.inference_mode():
-            for forward in forwards(step, self._device, has_states=self._has_states, is_gradual=self._is_gradual):
+            calls = forwards(step, self._device, self._few, has_states=self._has_states, is_gradual=self._is_gradual)
+            for forward in calls:
                 self._compute(forward, step, logits, told)
             return self._answer(step, logits, told)
 
@@ -88,7 +90,7 @@ class TorchWorker:
 
     def _call(self, forward: Forward, keep: Sequence[int]) -> torch.Tensor:
         """The logits at these places, in fp32: (places, vocabulary), and maybe more behind."""
-        keep = [*keep, *repeat(keep[-1], num_filled_up(len(keep), self._device) - len(keep))]
+        keep = [*keep, *repeat(keep[-1], num_filled_up(len(keep), self._few) - len(keep))]
         shape = (-1, 1) if forward.is_stacked else (1, -1)
         self._cache.begin(forward)
         out = self._model(
