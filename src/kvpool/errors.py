@@ -28,8 +28,12 @@ class AbortedError(KVPoolError, RuntimeError):
 class WorkerDied(KVPoolError, RuntimeError):  # noqa: N818
     """Whoever computes steps is gone, and with it all that the cache's blocks contained.
 
-    The next `execute` starts it anew, or raises this again.
+    The next `execute` starts it anew, or raises this again. `at_start`: that has just failed.
     """
+
+    def __init__(self, message: str, *, at_start: bool = False) -> None:
+        super().__init__(message)
+        self.at_start = at_start
 
 
 class TraceError(KVPoolError, ValueError):

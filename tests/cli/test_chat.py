@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 from tests.cli.real_model import needs_the_demo_model
@@ -236,11 +237,13 @@ def test_a_server_that_does_not_count() -> None:
     assert facts(Answer(), 80) == "no counts, first token after -"
 
 
+DEMO = ["chat", "--model", "demo", "--kv-gib", "0.1", "--max-model-len", "1024", "--max-num-batched-tokens", "256"]
+
+
 @needs_the_demo_model
 def test_a_real_model_in_a_worker_of_its_own() -> None:
-    settings = ["--model", "demo", "--kv-gib", "0.1", "--max-model-len", "1024", "--max-num-batched-tokens", "256"]
     done = subprocess.run(
-        [sys.executable, "-m", "kvpool.cli.main", "chat", *settings, "--threads", "1", "--max-tokens", "5"],
+        [sys.executable, "-m", "kvpool.cli.main", *DEMO, "--threads", "1", "--max-tokens", "5"],
         input="What is the capital of France?\nAnd of Italy?\n",
         capture_output=True,
         text=True,
@@ -251,3 +254,24 @@ def test_a_real_model_in_a_worker_of_its_own() -> None:
     first, second = (line for line in done.stderr.splitlines() if "cached" in line)
     assert " 0 cached" in first
     assert " 0 cached" not in second
+
+
+@needs_the_demo_model
+def test_nothing_is_left_of_a_chat_that_is_told_to_end(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "kvpool.cli.main", *DEMO, "--threads", "1", "--max-tokens", "5"]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(
+        command, text=True, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as program:
+        try:
+            assert program.stdin is not None
+            assert program.stdout is not None
+            program.stdin.write("What is the capital of France?\n")
+            program.stdin.flush()
+            assert program.stdout.readline()
+            assert list(tmp_path.iterdir())
+            program.send_signal(signal.SIGTERM)
+            assert program.wait(60) == 143
+        finally:
+            program.kill()
+    assert not list(tmp_path.iterdir())

@@ -117,6 +117,8 @@ def test_a_real_model_is_served_and_measured(capsys: pytest.CaptureFixture[str])
     ("arguments", "words"),
     [
         (["--model", "nowhere"], "nowhere"),
+        (["--model", "nowhere", "--max-num-batched-tokens", "8", "--max-num-seqs", "9"], "max_num_batched_tokens is 8"),
+        (["--model", "nowhere", "--gpu-memory-utilization", "1.5"], "'1.5' is no share"),
         (["--model", "x", "--port", "70000"], "70000"),
         (["--model", "x", "--timeout", "0"], "seconds"),
         ([], "--model"),

@@ -57,6 +57,13 @@ def changed(folder: Path, to: Path, **fields: Any) -> Path:
     return to
 
 
+def test_a_server_needs_a_tokenizer_before_the_weights_are_read(folder: Path, tmp_path: Path) -> None:
+    without = changed(folder, tmp_path / "tiny")
+    (without / "model.safetensors").unlink()
+    with pytest.raises(ConfigError, match="no tokenizer is there, and a server takes texts"):
+        load(str(without), requires_tokenizer=True)
+
+
 def test_a_local_folder(folder: Path) -> None:
     loaded = load(str(folder))
     assert (loaded.name, loaded.folder, loaded.dtype) == ("tiny-llama", folder, "float32")

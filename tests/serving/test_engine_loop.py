@@ -132,6 +132,18 @@ def test_a_request_under_which_the_worker_died_twice_fails() -> None:
         assert told.end_of("b") == continued("second", 20)
 
 
+def test_it_cannot_compute_while_the_worker_cannot_be_started() -> None:
+    cache = KVCacheManager(100, 4)
+    deaths: dict[int, Exception] = {2: WorkerDied("killed"), 3: WorkerDied("no memory", at_start=True)}
+    with looping(cache, FailingWorker(ToyWorker(cache), deaths)) as told:
+        told.loop.add(request("a", "first"))
+        assert "no memory" in str(told.end_of("a"))
+        assert not told.loop.can_compute
+        told.loop.add(request("b", "second"))
+        assert told.end_of("b") == continued("second", 20)
+        assert told.loop.can_compute
+
+
 def test_what_can_never_fit_is_refused() -> None:
     cache = KVCacheManager(5, 4)
     with looping(cache, ToyWorker(cache)) as told:

@@ -132,6 +132,21 @@ def test_a_death_is_told_and_the_next_step_starts_it_anew(
     assert worker.facts["process_id"] == worker.process_id
 
 
+def test_one_that_cannot_be_started_again(worker: RemoteWorker[Facts], monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is tried with every step. What the factory raises is told as a death, since nothing computes."""
+    with pytest.raises(WorkerDied) as died:
+        worker.execute(step(remote.KILL))
+    assert not died.value.at_start
+    for fails, words in ((7, "exit code 7"), ("3 GiB are needed", "3 GiB are needed")):
+        monkeypatch.setattr(worker, "_factory", pickle.dumps(Making(fails)))
+        with pytest.raises(WorkerDied, match=f"could not be started again: .*{words}") as died:
+            worker.execute(step(1))
+        assert died.value.at_start
+        assert pickle.loads(pickle.dumps(died.value)).at_start
+    monkeypatch.setattr(worker, "_factory", pickle.dumps(Making()))
+    assert worker.execute(step(2)).token_ids.tolist() == [1]
+
+
 def test_a_death_between_two_steps_is_told_by_the_next(worker: RemoteWorker[Facts]) -> None:
     process_id = worker.process_id
     assert process_id is not None

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Sequence
+from copy import copy
 
 import numpy as np
 import numpy.typing as npt
@@ -140,7 +141,7 @@ class FailingWorker:
             return self._inner.execute(step)
         if isinstance(error, WorkerDied):
             self._inner.forget()
-        raise type(error)(*error.args)  # a new one: this one would keep all that led to it
+        raise copy(error)  # a new one: this one would keep all that led to it
 
 
 class ByteTokenizer:

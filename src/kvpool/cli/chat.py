@@ -10,12 +10,12 @@ from importlib.util import find_spec
 
 from kvpool.cli.chat_turns import Chat, Place
 from kvpool.cli.console import Console
-from kvpool.cli.model_options import HOW, add_model_options, local_model
+from kvpool.cli.model_options import HOW, add_model_options, exit_on_sigterm, local_model
 from kvpool.cli.numbers import count
 from kvpool.errors import ConfigError, UsageError
 
 API_KEY = "KVPOOL_API_KEY"
-_INTERRUPTED = 130
+_INTERRUPTED, _TERMINATED = 130, 143
 _HERE = "http://kvpool"
 
 
@@ -87,6 +87,7 @@ def _place(options: argparse.Namespace) -> Iterator[Place]:
     if options.url is not None:
         yield Place(options.url, options.api_key or os.environ.get(API_KEY))
         return
+    exit_on_sigterm(_TERMINATED)
     here = local_model()
     print(f"kvpool: loading {options.model}", file=sys.stderr)
     with (

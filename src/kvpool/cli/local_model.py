@@ -21,7 +21,8 @@ __all__ = ["ServerConfig", "opened_model", "server_of", "serving_here"]
 
 @contextmanager
 def opened_model(options: argparse.Namespace) -> Iterator[tuple[ServedModel, Opened]]:
-    """The model that the options say, until the end of the block."""
+    """The model that the options say, until the end of the block. What cannot be is said before it is loaded."""
+    _steps(options)
     model, opened = open_model(_opening(options), in_process=options.in_process)
     try:
         yield model, opened
@@ -37,10 +38,14 @@ def server_of(
     max_waiting: int = 1024,
 ) -> Server:
     """A server of a model, not started yet."""
-    steps = SchedulerConfig(options.max_num_batched_tokens, max_num_seqs(options), waits_for_prefix=True)
     most = options.max_model_len or model.max_model_len
-    engine = AsyncEngine(EngineLoop(model.cache, model.worker, steps), max_model_len=most, max_waiting=max_waiting)
+    loop = EngineLoop(model.cache, model.worker, _steps(options))
+    engine = AsyncEngine(loop, max_model_len=most, max_waiting=max_waiting)
     return Server(engine, model.tokenizer, config)
+
+
+def _steps(options: argparse.Namespace) -> SchedulerConfig:
+    return SchedulerConfig(options.max_num_batched_tokens, max_num_seqs(options), waits_for_prefix=True)
 
 
 def _opening(options: argparse.Namespace) -> Opening:
@@ -50,7 +55,7 @@ def _opening(options: argparse.Namespace) -> Opening:
         options.max_model_len,
         options.max_num_batched_tokens,
         options.kv_gib,
-        options.utilization,
+        options.gpu_memory_utilization,
     )
     return Opening(
         options.model,

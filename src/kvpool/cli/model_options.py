@@ -4,10 +4,12 @@ Knows nothing of: models. What computes one takes seconds to import, and help an
 """
 
 import argparse
+import signal
+import sys
 from importlib import import_module
 from typing import Any
 
-from kvpool.cli.numbers import count, gib, length
+from kvpool.cli.numbers import count, gib, length, share
 
 HOW = "a local folder in Hugging Face form, or demo"
 
@@ -19,7 +21,9 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     model.add_argument("--dtype", default="auto", metavar="TYPE", help="of the weights: float32, bfloat16, … (auto)")
     model.add_argument("--kv-gib", type=_gib, metavar="GIB", help="memory for the cache")
     model.add_argument("--kv-dtype", default="auto", metavar="TYPE", help="of keys and values: fp8, bfloat16, … (auto)")
-    model.add_argument("--utilization", type=float, metavar="SHARE", help="of the memory that is free, instead")
+    model.add_argument(
+        "--gpu-memory-utilization", type=share, metavar="SHARE", help="of the memory that is free, instead (0.5 on cpu)"
+    )
     model.add_argument("--threads", type=count, metavar="N", help="of torch, on a CPU")
     model.add_argument("--allow-download", action="store_true", help="fetch a model from its hub by its name")
     model.add_argument("--block-size", type=count, default=16, metavar="TOKENS", help="tokens a block (16)")
@@ -39,6 +43,11 @@ def max_num_seqs(options: argparse.Namespace) -> int:
 def local_model() -> Any:
     """The module `kvpool.cli.local_model`. MissingExtraError for what is not installed."""
     return import_module("kvpool.cli.local_model")
+
+
+def exit_on_sigterm(code: int) -> None:
+    """So that what is open is closed then too."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(code))
 
 
 def _gib(text: str) -> int:

@@ -2,13 +2,11 @@
 
 import argparse
 import os
-import signal
 import socket
 import sys
-from types import FrameType
 from typing import Any
 
-from kvpool.cli.model_options import HOW, add_model_options, local_model
+from kvpool.cli.model_options import HOW, add_model_options, exit_on_sigterm, local_model
 from kvpool.cli.numbers import count, port, seconds
 from kvpool.cli.size_tables import print_facts
 from kvpool.errors import ConfigError
@@ -39,8 +37,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def _run(options: argparse.Namespace) -> int:
     here = local_model()
-    # So that what follows the server is done on SIGTERM too.
-    signal.signal(signal.SIGTERM, _exit)
+    exit_on_sigterm(0)
     with _bound(options.host, options.port) as bound, here.opened_model(options) as (model, opened):
         print_facts(opened.start.sizing)
         config = here.ServerConfig(options.served_model_name or model.name, **_limits(options))
@@ -83,7 +80,3 @@ def api_keys(given: list[str], listed: str) -> tuple[str, ...]:
     if any(not key.strip() for key in keys):
         raise ConfigError("an API key is empty: give a text that is hard to guess")
     return tuple(key.strip() for key in keys)
-
-
-def _exit(_: int, __: FrameType | None) -> None:
-    sys.exit(0)

@@ -54,7 +54,14 @@ class LoadedModel:
         return getattr(self.config, "max_position_embeddings", None)
 
 
-def load(model: str, *, dtype: str = "auto", device: str = "cpu", allow_download: bool = False) -> LoadedModel:
+def load(
+    model: str,
+    *,
+    dtype: str = "auto",
+    device: str = "cpu",
+    allow_download: bool = False,
+    requires_tokenizer: bool = False,
+) -> LoadedModel:
     """The model of a local folder in Hugging Face form, or "demo". `dtype` "auto": as its weights are kept.
 
     ConfigError for what cannot be served, before any weights are read; MissingExtraError for what has to be installed.
@@ -64,8 +71,10 @@ def load(model: str, *, dtype: str = "auto", device: str = "cpu", allow_download
     on = _device(device)
     folder = find_folder(model, allow_download=allow_download)
     config = read_config(folder)
-    loaded = _weights(folder, config, dtype).to(on)
     tokenizer = load_tokenizer(folder)
+    if tokenizer is None and requires_tokenizer:
+        raise ConfigError(f"{folder}: no tokenizer is there, and a server takes texts")
+    loaded = _weights(folder, config, dtype).to(on)
     return LoadedModel(folder.resolve().name, folder, loaded, tokenizer, _eos_token_ids(loaded, tokenizer))
 
 

@@ -55,12 +55,19 @@ class Opening:
     allow_download: bool = False
     settings: CacheSettings = field(default_factory=CacheSettings)
     max_num_seqs: int = 256
+    requires_tokenizer: bool = False
 
     def __call__(self) -> tuple[TorchWorker, Opened]:
         if self.num_threads is not None:
             torch.set_num_threads(self.num_threads)
         memory = memory_of(self.device)
-        loaded = load(self.model, dtype=self.dtype, device=self.device, allow_download=self.allow_download)
+        loaded = load(
+            self.model,
+            dtype=self.dtype,
+            device=self.device,
+            allow_download=self.allow_download,
+            requires_tokenizer=self.requires_tokenizer,
+        )
         pack(loaded.model)
         kv_dtype = KV_DTYPES.get(self.settings.kv_dtype)
 

@@ -173,7 +173,7 @@ class _Served:
         return _json({"success": True})
 
     async def health(self, _: Request) -> Response:
-        return Response(status_code=200 if self._engine.is_serving else 503)
+        return Response(status_code=200 if self._engine.is_well else 503)
 
     async def metrics(self, _: Request) -> Response:
         return Response(self._engine.metrics.text(), media_type="text/plain; version=0.0.4")

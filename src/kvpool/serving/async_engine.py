@@ -61,6 +61,11 @@ class AsyncEngine:
     def is_serving(self) -> bool:
         return self._loop.is_alive and not self._is_closing
 
+    @property
+    def is_well(self) -> bool:
+        """It serves, and as far as is known its worker computes."""
+        return self.is_serving and self._loop.can_compute
+
     @contextmanager
     def stream(self, num_requests: int) -> Iterator[Stream]:
         """A stream with a place in the queue; what is not done when it is left is cancelled.

@@ -77,6 +77,8 @@ class EngineLoop:
         self._retried: set[RequestId] = set()
         self._is_stopping = False
         self._is_over = False
+        self.can_compute = True
+        """False while the worker cannot be started; each step tries again."""
         self._closing = Lock()
         self._thread = Thread(target=self._run, name="kvpool-engine", daemon=True)
 
@@ -159,6 +161,7 @@ class EngineLoop:
             _LOG.error("a step of %d requests failed", len(self._runner.batch), exc_info=error)
             self._fail_step(AbortedError(f"the step could not be computed: {error}"))
         else:
+            self.can_compute = True
             self._tell(Stepped(output, self._runner.inner.answer))
             for request in output.ended:
                 self._forget(request.request_id)
@@ -169,6 +172,7 @@ class EngineLoop:
 
     def _retry_running(self, error: WorkerDied) -> None:
         _LOG.error("the worker died with %d requests running", self._scheduler.num_running, exc_info=error)
+        self.can_compute = not error.at_start
         for request in self._scheduler.running:
             if request.request_id in self._retried:
                 self._fail(request.request_id, AbortedError(f"the worker died twice under this request: {error}"))

@@ -1,8 +1,9 @@
 """From an `Opening` to a model that is ready to be served, with its worker here or in a process of its own."""
 
+from dataclasses import replace
+
 from kvpool.core.manager import KVCacheManager
 from kvpool.engine.step_input import Worker
-from kvpool.errors import ConfigError
 from kvpool.runner.loading import load_tokenizer
 from kvpool.runner.opening import Opened, Opening
 from kvpool.serving.served_model import ServedModel
@@ -12,6 +13,7 @@ from kvpool.serving.worker_process import RemoteWorker
 
 def open_model(opening: Opening, *, in_process: bool = False) -> tuple[ServedModel, Opened]:
     """ConfigError for what cannot be served, a folder without a tokenizer among it."""
+    opening = replace(opening, requires_tokenizer=True)
     if in_process:
         worker, opened = opening()
         return _served(worker, opened), opened
@@ -26,8 +28,7 @@ def open_model(opening: Opening, *, in_process: bool = False) -> tuple[ServedMod
 
 def _served(worker: Worker, opened: Opened) -> ServedModel:
     tokenizer = load_tokenizer(opened.folder)
-    if tokenizer is None:
-        raise ConfigError(f"{opened.folder}: no tokenizer is there, and a server takes texts")
+    assert tokenizer is not None, "the opening requires one"
     plan = opened.start.plan
     return ServedModel(
         opened.name,

@@ -69,7 +69,10 @@ class RemoteWorker(Generic[Facts]):
 
     def execute(self, step: StepInput) -> StepAnswer:
         if self._far is None:
-            self.restart()
+            try:
+                self.restart()
+            except Exception as error:
+                raise WorkerDied(f"the worker could not be started again: {error}", at_start=True) from error
         answer: StepAnswer = self._ask(step)
         return answer
 
