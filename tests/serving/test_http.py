@@ -8,9 +8,10 @@ from typing import Any
 import httpx
 import pytest
 from tests.serving.served import MODEL, Running, eventually, running
-from tests.serving.toy import HeldWorker, ToyWorker, continued
+from tests.serving.toy import FailingWorker, HeldWorker, ToyWorker, continued
 
 from kvpool import KVCacheManager
+from kvpool.errors import WorkerDied
 from kvpool.serving.app import ServerConfig
 from kvpool.serving.engine_loop import EngineLoop
 
@@ -66,7 +67,7 @@ def test_prompts_that_are_none(served: Running, prompt: object) -> None:
 
 def test_a_prompt_that_is_too_long(served: Running) -> None:
     error = error_of(complete(served, prompt="x" * 400))
-    assert error["code"] == "context_length_exceeded"
+    assert (error["code"], error["param"]) == ("context_length_exceeded", "prompt")
     assert "400 tokens" in error["message"]
     assert "shorten it to 399" in error["message"]
     error = error_of(complete(served, prompt="x" * 390, max_tokens=11))
@@ -220,7 +221,7 @@ def test_logprobs_of_prompts(served: Running) -> None:
         ("stop", [""], "empty string"),
         ("stop", ["a"] * 17, "17 strings"),
         ("stream_options", {"include_usage": True}, "stream true"),
-        ("cache_salt", "", "empty cache_salt"),
+        ("cache_salt", "", "cache_salt is empty"),
         ("best_of", 3, "best_of is 3"),
         ("logit_bias", {"5": 10}, "not offered"),
         ("suffix", "end", "not offered"),
@@ -230,7 +231,7 @@ def test_logprobs_of_prompts(served: Running) -> None:
 def test_bad_fields_are_named(served: Running, field: str, value: object, words: str) -> None:
     error = error_of(complete(served, **{field: value}))
     assert words in error["message"]
-    assert error["param"] in {field, None}
+    assert error["param"] == field
 
 
 @pytest.mark.parametrize(
@@ -395,6 +396,16 @@ def test_a_reset_while_requests_run(monkeypatch: pytest.MonkeyPatch) -> None:
             error_of(refused.result(), 409)
             assert forced.result().json() == {"success": True}
             list(lines)
+
+
+def test_health_tells_that_the_worker_cannot_be_started() -> None:
+    cache = KVCacheManager(100, 4)
+    worker = FailingWorker(ToyWorker(cache), {n: WorkerDied("no memory", at_start=True) for n in (1, 2)})
+    with running(worker, cache) as served, served.http() as http:
+        assert error_of(complete(served, prompt="x"), 503)["code"] == "aborted"
+        assert http.get("/health").status_code == 503
+        assert complete(served, prompt="x").status_code == 200
+        assert http.get("/health").status_code == 200
 
 
 def test_keys() -> None:

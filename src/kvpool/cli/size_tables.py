@@ -39,7 +39,8 @@ def print_sizing(answer: Answer, *, explained: bool = False) -> None:
             console.print(plain(line), soft_wrap=True)
     else:
         for index, budget in enumerate(sizing.budgets):
-            show(console, _budget(budget, index if len(sizing.budgets) > 1 else None))
+            stage = f", stage {index}" if len(sizing.budgets) > 1 else ""
+            show(console, _budget(budget, f"memory of a rank{stage}", "device"))
         console.print(_facts(sizing.plan))
         for line in sizing.plan.log_lines():
             console.print(line)
@@ -51,7 +52,7 @@ def print_facts(sizing: Sizing) -> None:
     """At the start of a server, on standard error: the budget, the layout, and the lines that operators know."""
     console = Console(stderr=True, highlight=False)
     for budget in sizing.budgets:
-        show(console, _budget(budget, None))
+        show(console, _budget(budget, "memory", "free before the start"))
     console.print(_facts(sizing.plan))
     for line in sizing.plan.log_lines():
         console.print(line)
@@ -127,9 +128,9 @@ def _device(sizing: Sizing) -> str:
     return "" if sizing.host.device is None else plain(sizing.host.device.name)
 
 
-def _budget(budget: Budget, stage: int | None) -> Table:
-    rows = table("memory of a rank" if stage is None else f"memory of a rank, stage {stage}", "GiB", "GB")
-    rows.add_row("device", *_both(budget.total_bytes))
+def _budget(budget: Budget, whose: str, total: str) -> Table:
+    rows = table(whose, "GiB", "GB")
+    rows.add_row(total, *_both(budget.total_bytes))
     rows.add_row(f"of it {budget.utilization:g} for the engine", *_both(budget.usable_bytes))
     for what, num_bytes in budget.needs:
         if num_bytes:

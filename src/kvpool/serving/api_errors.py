@@ -44,9 +44,7 @@ class ApiError(Exception):
 def as_api_error(error: KVPoolError) -> ApiError:
     """What a client is told of an error of the library."""
     match error:
-        case RefusedError():
-            return ApiError(str(error), code="context_length_exceeded")
-        case UsageError():
+        case RefusedError() | UsageError():
             return ApiError(str(error), code="invalid_value")
         case AbortedError():
             return ApiError(str(error), status=503, code="aborted")

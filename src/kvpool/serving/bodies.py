@@ -79,6 +79,8 @@ class Body(msgspec.Struct, kw_only=True):
             raise ApiError(f"top_k is {self.top_k}: 1 or more, 0 or -1 for all tokens", param="top_k")
         if len(self.stops) > MOST_STOPS:
             raise ApiError(f"stop has {len(self.stops)} strings: {MOST_STOPS} at most", param="stop")
+        if self.cache_salt == "":
+            raise ApiError("cache_salt is empty: send a text, or leave it out to share with all", param="cache_salt")
         if "" in self.stops:
             raise ApiError("stop has an empty string, which is everywhere: leave it out", param="stop")
         if self.stream_options is not None and not self.stream:

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from uuid import uuid4
 
 from kvpool.engine.generation import Generation
+from kvpool.errors import RefusedError
 from kvpool.serving.api_errors import ApiError
 from kvpool.serving.async_engine import AsyncEngine
 from kvpool.serving.bodies import Body
@@ -33,6 +34,7 @@ class Form(Protocol):
     name: str
     chunk_name: str
     id_prefix: str
+    prompt_field: str
 
     @property
     def body(self) -> Body: ...
@@ -76,7 +78,8 @@ class Call:
         if num_requests > engine.max_waiting:
             raise ApiError(
                 f"{form.num_prompts} prompts with n {self.num_choices} are {num_requests} requests, and "
-                f"{engine.max_waiting} may wait: send them in several bodies"
+                f"{engine.max_waiting} may wait: send them in several bodies",
+                param="n" if self.num_choices > 1 else form.prompt_field,
             )
         self.head = {"id": f"{form.id_prefix}-{sender.request_id}", "created": int(time()), "model": model_name}
         self._engine = engine
@@ -85,7 +88,10 @@ class Call:
 
     async def start(self) -> None:
         """Queue the requests. ApiError or KVPoolError where the engine does not take them."""
-        await self._engine.send(self.stream, self._requests)
+        try:
+            await self._engine.send(self.stream, self._requests)
+        except RefusedError as error:
+            raise ApiError(str(error), param=self.form.prompt_field, code="context_length_exceeded") from None
 
     async def pieces(self) -> AsyncIterator[tuple[int, Piece]]:
         """The next piece of some choice, and which one it is."""

@@ -13,6 +13,7 @@ class ChatForm:
     name = "chat.completion"
     chunk_name = "chat.completion.chunk"
     id_prefix = "chatcmpl"
+    prompt_field = "messages"
     num_prompts = 1
 
     def __init__(self, body: ChatBody) -> None:

@@ -15,6 +15,7 @@ _MAX_TOKENS = 16
 class CompletionForm:
     name = chunk_name = "text_completion"
     id_prefix = "cmpl"
+    prompt_field = "prompt"
 
     def __init__(self, body: CompletionBody) -> None:
         self.body = body
