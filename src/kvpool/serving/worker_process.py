@@ -246,6 +246,10 @@ def _serve(pipe: Connection, stderr: Connection) -> None:
             except Exception as error:
                 packed = pickle.dumps((number, _Raised(_portable(error))), _PROTOCOL)
             pipe.send_bytes(packed)
+    # An interpreter with a model in it takes seconds to clear up, and somebody waits.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def _portable(error: Exception) -> Exception:
