@@ -1,10 +1,11 @@
 """How fast is the engine beside plain transformers, on the same model, in the same run?
 
 SmolLM2 (the demo model), fp32, one torch thread, greedy. *First token*: of a prompt of 1,032 tokens, cold and with
-1,000 of them cached; transformers keeps a cache and crops it. *Shared*: 16 requests, a prefix of 1,000 tokens, tails of
-32, 32 outputs; beside a static batch, by hand: the prefix once, its cache repeated, the tails as a batch. *Unrelated*:
-16 prompts of 256 tokens, 32 outputs; beside a static batch. With `--continuous` both beside transformers' continuous
-batching, which takes minutes.
+1,000 of them cached, of which blocks of 16 find 992 and blocks of 8 all; transformers keeps a cache and crops it.
+*Shared*: 16 requests, a prefix of 1,000 tokens, tails of 32, 32 outputs; beside a static batch, by hand: the prefix
+once, its cache repeated, the tails as a batch. *Unrelated*: 16 prompts of 256 tokens, 32 outputs; beside a static
+batch. With `--continuous` both beside transformers' continuous batching, which takes minutes. With `--vllm` all of them
+beside vLLM's CPU build.
 
 Seconds are those of the processor, which neighbours on the machine change less, with those of the clock behind; the
 best of some runs. The outputs of all ways must agree; where they part, the two likeliest logits must be closer than
@@ -14,6 +15,7 @@ best of some runs. The outputs of all ways must agree; where they part, the two 
 import argparse
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
@@ -23,6 +25,7 @@ from typing import Any
 import torch
 from demo import Demo, answers, open_demo
 from medians import print_table
+from peer_vllm_engine import BLOCK_SIZE, VllmEngine
 from transformers import ContinuousBatchingConfig, DynamicCache, GenerationConfig
 
 from kvpool.runner.loading import load
@@ -30,6 +33,7 @@ from kvpool.runner.loading import load
 NUM_REQUESTS, NUM_OUTPUTS = 16, 32
 PREFIX, TAIL, PROMPT = 1000, 32, 256
 CLOSE = 1e-3
+VLLM = "vLLM, CPU build"
 Outputs = list[list[int]]
 
 
@@ -43,9 +47,13 @@ class Timed:
 
     def run(self, way: Callable[[], Outputs]) -> None:
         begin, begin_cpu = perf_counter(), process_time()
-        self.outputs = way()
-        self.cpu.append(process_time() - begin_cpu)
-        self.wall.append(perf_counter() - begin)
+        outputs = way()
+        self.add(outputs, process_time() - begin_cpu, perf_counter() - begin)
+
+    def add(self, outputs: Outputs, cpu_s: float, wall_s: float) -> None:
+        self.outputs = outputs
+        self.cpu.append(cpu_s)
+        self.wall.append(wall_s)
 
     @property
     def cpu_s(self) -> float:
@@ -96,73 +104,92 @@ class Stock:
         own = {tuple(output.prompt_ids): output.generated_tokens for output in given.values()}
         return [own[tuple(prompt)] for prompt in prompts]
 
-    def require_same(self, prompts: Sequence[Sequence[int]], one: Outputs, other: Outputs) -> None:
+    def require_same(self, prompts: Sequence[Sequence[int]], one: Outputs, other: Outputs, who: str) -> None:
         """AssertionError where two ways part at a place at which the likeliest token is no matter of rounding."""
         for prompt, *outputs in zip(prompts, one, other, strict=True):
             pairs = list(zip(*outputs, strict=True))
             at = next((at for at, (a, b) in enumerate(pairs) if a != b), None)
             if at is not None:
                 top = self.prefill([[*prompt, *outputs[0][:at]]], DynamicCache())[0].topk(2)
-                assert sorted(pairs[at]) == sorted(top.indices.tolist()), f"output {at}: {pairs[at]}"
-                assert top.values[0] - top.values[1] < CLOSE, f"output {at}: {pairs[at]}, {top.values.tolist()}"
+                assert sorted(pairs[at]) == sorted(top.indices.tolist()), f"{who}, output {at}: {pairs[at]}"
+                assert top.values[0] - top.values[1] < CLOSE, f"{who}, output {at}: {pairs[at]}, {top.values.tolist()}"
 
 
-def first_token(demo: Demo, stock: Stock, repeats: int) -> list[tuple[str, ...]]:
-    rng, engine = Random(1), demo.engine()
-    ways = {name: Timed() for name in ("cold", "warm", "stock, cold", "stock, warm")}
-    answers(engine, [demo.tokens(rng, 64)], 2)
+def first_token(demo: Demo, stock: Stock, vllm: VllmEngine | None, repeats: int) -> list[tuple[str, ...]]:
+    """A row for each way."""
+    rng = Random(1)
+    engines = {"kvpool": demo.engine(), "kvpool, blocks of 8": demo.engine(block_size=8)}
+    kept = "transformers, a kept cache"
+    ways = {name: (Timed(), Timed()) for name in (*engines, kept, *([VLLM] if vllm else []))}
+    for engine in engines.values():
+        answers(engine, [demo.tokens(rng, 64)], 2)
     for _ in range(2 * repeats):
         prefix = demo.tokens(rng, PREFIX)
-        first, second = ([prefix + demo.tokens(rng, TAIL)] for _ in range(2))
-        ways["cold"].run(partial(answers, engine, first, 1))
-        ways["warm"].run(partial(answers, engine, second, 1))
+        prompts = [[prefix + demo.tokens(rng, TAIL)] for _ in range(2)]
+        for name, engine in engines.items():
+            for timed, prompt in zip(ways[name], prompts, strict=True):
+                timed.run(partial(answers, engine, prompt, 1))
         cache = DynamicCache()
-        ways["stock, cold"].run(partial(stock.batch, first, cache, 1))
+        ways[kept][0].run(partial(stock.batch, prompts[0], cache, 1))
         cache.crop(-TAIL)
-        ways["stock, warm"].run(partial(stock.batch, [second[0][PREFIX:]], cache, 1))
-        stock.require_same(first, ways["cold"].outputs, ways["stock, cold"].outputs)
-        stock.require_same(second, ways["warm"].outputs, ways["stock, warm"].outputs)
-    rows: list[tuple[str, ...]] = []
-    for who, cold, warm in (("kvpool", "cold", "warm"), ("a kept cache", "stock, cold", "stock, warm")):
-        ratio = ways[cold].cpu_s / ways[warm].cpu_s
-        rows.append((who, ways[cold].text, ways[warm].text, f"{ratio:.1f}"))
-    return rows
+        ways[kept][1].run(partial(stock.batch, [prompts[1][0][PREFIX:]], cache, 1))
+        if vllm is not None:
+            for timed, prompt in zip(ways[VLLM], prompts, strict=True):
+                timed.add(*vllm.generate(prompt, 1))
+        for name, pair in ways.items():
+            for timed, prompt, truth in zip(pair, prompts, ways[kept], strict=True):
+                stock.require_same(prompt, timed.outputs, truth.outputs, name)
+    return [(name, cold.text, warm.text, f"{cold.cpu_s / warm.cpu_s:.1f}") for name, (cold, warm) in ways.items()]
 
 
-def batches(demo: Demo, stock: Stock, repeats: int, *, is_shared: bool, continuous: bool) -> list[tuple[str, ...]]:
+def batches(
+    demo: Demo, stock: Stock, vllm: VllmEngine | None, repeats: int, *, is_shared: bool, continuous: bool
+) -> list[tuple[str, ...]]:
     """A row for each way to serve the 16 requests; all of them find nothing cached."""
     rng = Random(2)
     prefix = demo.tokens(rng, PREFIX) if is_shared else []
     tails = [demo.tokens(rng, TAIL if is_shared else PROMPT) for _ in range(NUM_REQUESTS)]
     prompts = [prefix + tail for tail in tails]
-    engine, ways = demo.engine(), {name: Timed() for name in ("kvpool", "static batch")}
+    engine, ways = demo.engine(), {name: Timed() for name in ("kvpool", "static batch", *([VLLM] if vllm else []))}
     answers(engine, [demo.tokens(rng, 64)], 2)
     for _ in range(repeats):
         engine.scheduler.reset_prefix_cache()
         ways["kvpool"].run(lambda: answers(engine, prompts, NUM_OUTPUTS))
         ways["static batch"].run(lambda: stock.on_repeated(prefix, tails) if is_shared else stock.batch(tails))
+        if vllm is not None:
+            vllm.forget()
+            ways[VLLM].add(*vllm.generate(prompts, NUM_OUTPUTS))
     if continuous:
         ways["continuous batching"] = Timed()
         ways["continuous batching"].run(lambda: stock.continuous(prompts))
-    for way in ways.values():
-        stock.require_same(prompts, ways["kvpool"].outputs, way.outputs)
-    name = "shared" if is_shared else "unrelated"
+    for name, way in ways.items():
+        stock.require_same(prompts, ways["kvpool"].outputs, way.outputs, name)
+    workload = "shared" if is_shared else "unrelated"
     ours = ways["kvpool"].cpu_s
-    return [(name, who, way.text, f"{way.cpu_s / ours:.2f}") for who, way in ways.items()]
+    return [(workload, who, way.text, f"{way.cpu_s / ours:.2f}") for who, way in ways.items()]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--continuous", action="store_true", help="continuous batching too, which takes minutes")
     parser.add_argument("--repeats", type=int, default=3, metavar="N", help="runs of each way (3)")
+    parser.add_argument("--vllm", metavar="PYTHON", help="an interpreter that has vLLM's CPU build")
     options = parser.parse_args()
     warnings.filterwarnings("ignore")
     demo, stock = open_demo(), Stock()
+    with ExitStack() as open_peers:
+        vllm = open_peers.enter_context(VllmEngine(options.vllm, demo.loaded.folder)) if options.vllm else None
+        _measure(demo, stock, vllm, options)
+
+
+def _measure(demo: Demo, stock: Stock, vllm: VllmEngine | None, options: argparse.Namespace) -> None:
+    if vllm is not None:
+        print(f"vLLM {vllm.release}, blocks of {BLOCK_SIZE}")
     columns: tuple[str, ...] = ("", "cold, s", "1,000 cached, s", "ratio")
-    print_table("First token of 1,032", columns, first_token(demo, stock, options.repeats))
+    print_table("First token of 1,032", columns, first_token(demo, stock, vllm, options.repeats))
     rows: list[tuple[str, ...]] = []
     for is_shared in (True, False):
-        rows += batches(demo, stock, options.repeats, is_shared=is_shared, continuous=options.continuous)
+        rows += batches(demo, stock, vllm, options.repeats, is_shared=is_shared, continuous=options.continuous)
     print_table("16 requests, 32 outputs each", ("workload", "way", "whole run, s", "x kvpool"), rows)
 
 

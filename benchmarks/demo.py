@@ -38,21 +38,22 @@ class Demo:
     def tokens(self, rng: Random, count: int) -> list[int]:
         return [rng.randrange(LOW_ID, self.loaded.config.vocab_size) for _ in range(count)]
 
-    def layout(self, kv_dtype: str = "auto") -> Layout:
+    def layout(self, kv_dtype: str = "auto", block_size: int = 16) -> Layout:
         config = {**self.loaded.config.to_dict(), "model_type": self.loaded.config.model_type}
         model = read_model(config, name=self.loaded.name, kv_dtype=kv_dtype, dtype=self.loaded.dtype)
-        return group_layers(dict(named(model.layers)), 16)
+        return group_layers(dict(named(model.layers)), block_size)
 
-    def worker(self, num_blocks: int, kv_dtype: str = "auto") -> TorchWorker:
-        return TorchWorker(self.model, self.layout(kv_dtype), num_blocks, kv_dtype=KV_DTYPES[kv_dtype])
+    def worker(self, num_blocks: int, kv_dtype: str = "auto", block_size: int = 16) -> TorchWorker:
+        return TorchWorker(self.model, self.layout(kv_dtype, block_size), num_blocks, kv_dtype=KV_DTYPES[kv_dtype])
 
-    def cache(self, num_blocks: int) -> KVCacheManager:
-        return KVCacheManager(num_blocks, groups=self.layout().kinds, events=False)
+    def cache(self, num_blocks: int, block_size: int = 16) -> KVCacheManager:
+        return KVCacheManager(num_blocks, groups=self.layout(block_size=block_size).kinds, events=False)
 
-    def engine(self, num_blocks: int = 2_000, kv_dtype: str = "auto", max_num_batched_tokens: int = 8192) -> Engine:
-        config = SchedulerConfig(max_num_batched_tokens, waits_for_prefix=True)
-        scheduler = Scheduler(self.cache(num_blocks), config)
-        return Engine(scheduler, ModelRunner(scheduler, self.worker(num_blocks, kv_dtype)))
+    def engine(self, num_tokens: int = 32_000, kv_dtype: str = "auto", block_size: int = 16) -> Engine:
+        config = SchedulerConfig(max_num_batched_tokens=8192, waits_for_prefix=True)
+        num_blocks = num_tokens // block_size
+        scheduler = Scheduler(self.cache(num_blocks, block_size), config)
+        return Engine(scheduler, ModelRunner(scheduler, self.worker(num_blocks, kv_dtype, block_size)))
 
 
 def open_demo() -> Demo:
