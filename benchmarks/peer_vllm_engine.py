@@ -46,7 +46,7 @@ class VllmEngine:
 
     def generate(self, prompts: Sequence[Sequence[int]], num_outputs: int) -> tuple[list[list[int]], float, float]:
         """The outputs, greedily; seconds of its processor and of the clock."""
-        return tuple(self._ask([prompts, num_outputs]))  # type: ignore[return-value]
+        return tuple(self._ask([prompts, num_outputs]))
 
     def forget(self) -> None:
         """Nothing is cached any more."""

@@ -16,6 +16,7 @@ from kvpool.client.answer import Answer, Usage
 from kvpool.client.figures import figures
 from kvpool.client.load import Outcome
 from kvpool.client.prompts import WORDS, Prompts
+from kvpool.client.server import Server
 from kvpool.replay.trace import TraceRequest
 from kvpool.replay.workload import Workload
 from kvpool.serving.app import ServerConfig
@@ -90,6 +91,34 @@ def test_two_servers_side_by_side(served: Running, capsys: pytest.CaptureFixture
     assert ["answered", "4", "4", "1.00"] in rows
     assert ["prompt", "tokens", "800", "800", "1.00"] in rows
     assert "time to first token, p99" in shown
+
+
+def test_what_the_second_server_cannot_do_is_told_before_the_first_one_works(
+    served: Running, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def num_ended() -> float:
+        with served.http() as http:
+            lines = http.get("/metrics").text.splitlines()
+        return sum(float(line.split()[-1]) for line in lines if line.startswith("kvpool_requests_total"))
+
+    before, lost = num_ended(), f"{served.url}/elsewhere"
+    arguments = ("--workload", "oneshot", "--num-requests", "40", "--speed", "1000")
+    assert main(["bench", "--url", served.url, "--url", lost, *arguments]) == 2
+    assert f"{lost}/v1/models: HTTP 404" in capsys.readouterr().err
+    assert num_ended() - before <= 2, "more than what shows what a server takes"
+
+
+def test_a_server_that_cannot_be_told_to_forget(
+    served: Running, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    json_of = Server._json
+
+    async def without_reset(server: Server, method: str, path: str, *more: Any) -> dict[str, Any]:
+        return await json_of(server, method, path.replace("/reset_prefix_cache", "/nowhere"), *more)
+
+    monkeypatch.setattr(Server, "_json", without_reset)
+    assert main(["bench", "--url", served.url, "--workload", "oneshot", "--num-requests", "1", "--reset"]) == 2
+    assert f"{served.url} has no /reset_prefix_cache" in capsys.readouterr().err
 
 
 def test_tenants_are_kept_apart(served: Running, capsys: pytest.CaptureFixture[str]) -> None:

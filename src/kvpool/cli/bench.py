@@ -13,7 +13,7 @@ from kvpool.cli.progress import progress_bar
 from kvpool.cli.traffic import add_traffic_options, traffic
 from kvpool.client.answer import AnswerError
 from kvpool.client.figures import figures
-from kvpool.client.load import Load, aim, drive
+from kvpool.client.load import Load, Target, aim, drive
 from kvpool.client.server import Server
 from kvpool.errors import ConfigError
 from kvpool.replay.settings import Source
@@ -65,6 +65,10 @@ def _run(options: argparse.Namespace) -> int:
     )
     source = traffic(options)
     requests = list(islice(source, options.requests))
+    if len(options.url) > 1:
+        # What the last one cannot do is told before the first one has worked for nothing.
+        for url in options.url:
+            asyncio.run(_try(url, source, load, options))
     runs = [asyncio.run(_drive(url, source, requests, load, options)) for url in options.url]
     if options.json:
         for run in runs:
@@ -77,15 +81,28 @@ def _run(options: argparse.Namespace) -> int:
 async def _drive(
     url: str, source: Source, requests: Sequence[TraceRequest], load: Load, options: argparse.Namespace
 ) -> Run:
-    """ConfigError when the server does not take such requests at all."""
-    key = options.api_key or os.environ.get(API_KEY)
-    async with Server(url, api_key=key, timeout_s=options.timeout) as server:
-        try:
-            target = await aim(server, options.model, source.block_size, load)
-            if options.reset:
-                await server.reset()
-        except AnswerError as error:
-            raise ConfigError(str(error)) from None
+    async with _server(url, options) as server:
+        target = await _ready(server, source, load, options)
         with progress_bar("requests", total=len(requests)) as advance:
             outcomes = await drive(target, requests, load, advance)
     return Run(server.url, target.model, target.prompts.are_texts, figures(outcomes))
+
+
+async def _try(url: str, source: Source, load: Load, options: argparse.Namespace) -> None:
+    async with _server(url, options) as server:
+        await _ready(server, source, load, options)
+
+
+def _server(url: str, options: argparse.Namespace) -> Server:
+    return Server(url, api_key=options.api_key or os.environ.get(API_KEY), timeout_s=options.timeout)
+
+
+async def _ready(server: Server, source: Source, load: Load, options: argparse.Namespace) -> Target:
+    """ConfigError when the server does not take such requests at all."""
+    try:
+        target = await aim(server, options.model, source.block_size, load)
+        if options.reset:
+            await server.reset()
+    except AnswerError as error:
+        raise ConfigError(str(error)) from None
+    return target

@@ -43,7 +43,7 @@ def _run(options: argparse.Namespace) -> int:
         config = here.ServerConfig(options.served_model_name or model.name, **_limits(options))
         server = here.server_of(model, options, config, max_waiting=options.max_waiting)
         host, port = bound.getsockname()[:2]
-        print(f"kvpool: {model.name} on http://{f'[{host}]' if ':' in host else host}:{port}", file=sys.stderr)
+        print(f"kvpool: {config.model_name} on http://{f'[{host}]' if ':' in host else host}:{port}", file=sys.stderr)
         server.run([bound])
     return 0
 

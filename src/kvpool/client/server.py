@@ -19,6 +19,7 @@ except ImportError as error:
 
 _CONNECT_S = 10.0
 _DATA = "data:"
+_NOT_FOUND = 404
 
 
 class Server:
@@ -88,7 +89,16 @@ class Server:
 
     async def reset(self) -> None:
         """Have all cached content forgotten."""
-        await self._json("POST", "/reset_prefix_cache")
+        try:
+            await self._json("POST", "/reset_prefix_cache")
+        except AnswerError as error:
+            if error.status == _NOT_FOUND:
+                raise AnswerError(
+                    f"{self.url} has no /reset_prefix_cache, so it cannot be told to forget (vLLM has it with "
+                    "VLLM_SERVER_DEV_MODE=1)",
+                    error.status,
+                ) from None
+            raise
 
     async def _json(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         try:
@@ -96,6 +106,8 @@ class Server:
             await _require_ok(response)
         except httpx.HTTPError as error:
             raise AnswerError(self._why(error)) from None
+        except AnswerError as error:
+            raise AnswerError(f"{self.url}{path}: {error}", error.status) from None
         try:
             answer = msgspec.json.decode(response.content) if response.content else {}
         except msgspec.DecodeError:
