@@ -81,7 +81,11 @@ class Worker(Protocol):
     """Has the model, and the memory that block ids point into."""
 
     def execute(self, step: StepInput) -> StepAnswer:
-        """Compute the step. What it raises ends the step: nothing of it counts as computed."""
+        """Compute the step. What it raises ends the step: nothing of it counts as computed.
+
+        States are moved on in place, so that after a step that failed its requests have to begin anew: end or preempt
+        them, do not run the step again.
+        """
 
 
 class StepBuilder:
