@@ -54,7 +54,7 @@ def serving(*arguments: str) -> Iterator[tuple[str, "subprocess.Popen[str]"]]:
         try:
             assert program.stderr is not None
             noted = program.stderr.readline()
-            assert noted.startswith("kvpool: toy on http://127.0.0.1:"), noted + program.stderr.read()
+            assert " on http://127.0.0.1:" in noted, noted
             url = noted.split()[-1]
             _until_healthy(url, program)
             yield url, program

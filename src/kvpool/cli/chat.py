@@ -89,7 +89,6 @@ def _place(options: argparse.Namespace) -> Iterator[Place]:
         return
     exit_on_sigterm(_TERMINATED)
     here = local_model()
-    print(f"kvpool: loading {options.model}", file=sys.stderr)
     with (
         here.opened_model(options) as (model, _),
         here.serving_here(here.server_of(model, options, here.ServerConfig(model.name))) as path,

@@ -1,6 +1,7 @@
 """A model that is computed here, from the options that a command line has, and servers of it."""
 
 import argparse
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -23,6 +24,7 @@ __all__ = ["ServerConfig", "opened_model", "server_of", "serving_here"]
 def opened_model(options: argparse.Namespace) -> Iterator[tuple[ServedModel, Opened]]:
     """The model that the options say, until the end of the block. What cannot be is said before it is loaded."""
     _steps(options)
+    print(f"kvpool: loading {options.model}", file=sys.stderr)
     model, opened = open_model(_opening(options), in_process=options.in_process)
     try:
         yield model, opened
