@@ -18,14 +18,13 @@ from pathlib import Path
 import pytest
 from tests.cli.real_model import needs_the_demo_model
 from tests.serving.served import MODEL, Running, running
-from tests.serving.toy import ToyWorker, continued
+from tests.serving.toy import HeldWorker, ToyWorker, continued
 
 from kvpool import KVCacheManager
 from kvpool.cli.chat_turns import facts
 from kvpool.cli.main import main
 from kvpool.cli.wrapped import Wrapped
 from kvpool.client.answer import Answer, Usage
-from kvpool.engine.step_input import StepAnswer, StepInput
 from kvpool.serving.app import ServerConfig
 
 
@@ -169,20 +168,17 @@ def terminal(url: str, columns: int) -> Iterator[Terminal]:
         os.close(near)
 
 
-class SlowWorker(ToyWorker):
-    def execute(self, step: StepInput) -> StepAnswer:
-        time.sleep(0.02)
-        return super().execute(step)
-
-
 def test_a_person_ends_an_answer_and_goes_on() -> None:
     cache = KVCacheManager(512, 4)
-    with running(SlowWorker(cache), cache) as served, terminal(served.url, 40) as shown:
+    worker = HeldWorker(ToyWorker(cache))
+    worker.allow(60)
+    with running(worker, cache) as served, terminal(served.url, 40) as shown, worker:
         assert "toy. /help" in shown.until("> ")
         shown.type("tell me all\n")
         shown.until(continued("<user>tell me all\n<assistant>", 200)[:8])
         shown.process.send_signal(signal.SIGINT)
         assert "cancelled, first token after" in shown.until("> ")
+        worker.let_go()
         shown.type("hello!\n")
         answered = shown.until("> ")
         assert re.search(r"\n[1-9]\d* cached", answered)
@@ -269,9 +265,9 @@ def test_nothing_is_left_of_a_chat_that_is_told_to_end(tmp_path: Path) -> None:
             program.stdin.write("What is the capital of France?\n")
             program.stdin.flush()
             assert program.stdout.readline()
-            assert list(tmp_path.iterdir())
+            assert list(tmp_path.glob("kvpool-*"))
             program.send_signal(signal.SIGTERM)
             assert program.wait(60) == 143
         finally:
             program.kill()
-    assert not list(tmp_path.iterdir())
+    assert not list(tmp_path.glob("kvpool-*"))

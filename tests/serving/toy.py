@@ -104,7 +104,7 @@ def told_of(token_id: int, num_top: int) -> Logprobs:
 
 
 class HeldWorker:
-    """Computes no more steps than it is allowed to, until it is let go."""
+    """Computes no more steps than it is allowed to, until it is let go, which the end of a `with` block does too."""
 
     def __init__(self, inner: Worker) -> None:
         self._inner = inner
@@ -118,6 +118,12 @@ class HeldWorker:
     def let_go(self) -> None:
         self._is_held = False
         self._allowed.release()
+
+    def __enter__(self) -> "HeldWorker":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.let_go()
 
     def execute(self, step: StepInput) -> StepAnswer:
         if self._is_held:
