@@ -120,6 +120,9 @@ def test_a_real_model_is_served_and_measured(capsys: pytest.CaptureFixture[str])
         (["--model", "nowhere", "--max-num-batched-tokens", "8", "--max-num-seqs", "9"], "max_num_batched_tokens is 8"),
         (["--model", "nowhere", "--gpu-memory-utilization", "1.5"], "'1.5' is no share"),
         (["--model", "x", "--port", "70000"], "70000"),
+        (["--model", "nowhere", "--kv-dtype", "int4"], "'int4' is not computed here"),
+        (["--model", "nowhere", "--kv-gib", "1", "--gpu-memory-utilization", "0.5"], "one of them decides"),
+        (["--model", "nowhere", "--api-key", ""], "an API key is empty"),
         (["--model", "x", "--timeout", "0"], "seconds"),
         ([], "--model"),
     ],
@@ -137,6 +140,13 @@ def test_a_port_that_is_taken_is_told_before_the_model_is_loaded(capsys: pytest.
     with socket.create_server(("127.0.0.1", 0)) as taken:
         assert main(["serve", "--model", "nowhere", "--port", str(taken.getsockname()[1])]) == 2
     assert "Address already in use" in capsys.readouterr().err
+
+
+def test_of_two_that_start_at_once_the_second_is_told_before_it_loads() -> None:
+    with serve._listening("127.0.0.1", 0) as first:
+        port = first.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"--port {port}: Address already in use"):
+            serve._listening("127.0.0.1", port)
 
 
 def test_keys_come_from_both_places() -> None:

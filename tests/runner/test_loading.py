@@ -16,6 +16,7 @@ transformers = pytest.importorskip("transformers", "5.24", reason="transformers:
 from kvpool.runner import demo  # noqa: E402
 from kvpool.runner.folders import find_folder  # noqa: E402
 from kvpool.runner.loading import load, load_tokenizer, read_config  # noqa: E402
+from kvpool.runner.opening import Opening  # noqa: E402
 
 TINY = {
     "vocab_size": 64,
@@ -55,6 +56,13 @@ def changed(folder: Path, to: Path, **fields: Any) -> Path:
     (to / "config.json").write_text(json.dumps(config))
     (to / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
     return to
+
+
+def test_a_device_that_is_not_there_is_told_in_a_line() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is one")
+    with pytest.raises(ConfigError, match="torch sees no such device here: cpu works"):
+        Opening("nowhere", device="cuda")()
 
 
 def test_a_server_needs_a_tokenizer_before_the_weights_are_read(folder: Path, tmp_path: Path) -> None:

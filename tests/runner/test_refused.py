@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.runner import stock
 from tests.runner.served import Served, prompt_of
 from tests.runner.tiny_models import CONFIGS, Tiny, layout_of, of_config, tiny
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForSeq2SeqLM
@@ -15,7 +16,7 @@ from kvpool.errors import ConfigError
 from kvpool.plan.grouping import group_layers
 from kvpool.plan.spec import Attention
 from kvpool.runner.model_cache import paged_attention
-from kvpool.runner.refused import why_refused
+from kvpool.runner.refused import longest_alike, why_refused
 from kvpool.runner.torch_worker import TorchWorker
 
 ANY_LAYOUT = group_layers({0: Attention(2, 16)}, 4)
@@ -154,3 +155,42 @@ def test_a_mask_is_refused() -> None:
 
 def test_what_changes_nothing_is_not() -> None:
     attend(dropout=0.0, position_ids=torch.arange(3), use_cache=False, output_attentions=None, position_bias=None)
+
+
+_LONG = {"short_factor": [1.0] * 8, "long_factor": [3.0] * 8, "original_max_position_embeddings": 32}
+ROPES: dict[str, dict[str, Any]] = {
+    "longrope": {"rope_type": "longrope", "rope_theta": 10_000.0, **_LONG},
+    "dynamic": {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 2.0},
+}
+
+
+def rotated(kind: str) -> Tiny:
+    """A llama whose rotation changes for all requests of a call when one is longer than 32 tokens."""
+    longest = 128 if kind == "longrope" else 32
+    settings = {**CONFIGS["llama"], "max_position_embeddings": longest, "rope_parameters": ROPES[kind]}
+    return of_config(kind, CONFIG_MAPPING["llama"](**settings))
+
+
+@pytest.mark.parametrize("kind", ROPES)
+def test_lengths_at_which_requests_would_change_each_other(kind: str, rng: random.Random) -> None:
+    """Below, all is as it should be; beyond, nothing is computed."""
+    served = Served(rotated(kind))
+    stock.check(served, served.run([prompt_of(rng, 20), prompt_of(rng, 31), prompt_of(rng, 3)], 1))
+    served.add("long", prompt_of(rng, 33))
+    with pytest.raises(ConfigError, match="more than 32 tokens"):
+        served.finish()
+
+
+def test_where_rotation_never_depends_on_lengths() -> None:
+    for rope in (
+        {"rope_type": "default"},
+        {"rope_type": "yarn", "factor": 4.0},
+        {"rope_type": "linear", "factor": 2.0},
+    ):
+        config = CONFIG_MAPPING["llama"](**{**CONFIGS["llama"], "rope_parameters": {"rope_theta": 1e4, **rope}})
+        assert longest_alike(config) is None
+    assert longest_alike(CONFIG_MAPPING["gpt2"]()) is None
+    kinds = {"full_attention": {"rope_theta": 1e4, **ROPES["dynamic"]}, "sliding_attention": {"rope_type": "default"}}
+    config = CONFIG_MAPPING["gemma3_text"](**CONFIGS["gemma3_text"])
+    config.rope_parameters = kinds
+    assert longest_alike(config) == 256

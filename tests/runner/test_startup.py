@@ -261,3 +261,29 @@ def test_the_demo(capsys: pytest.CaptureFixture[str]) -> None:
     assert 5 * MIB < budget.activation_bytes < 200 * MIB
     assert begun.plan.bytes_per_token == 46_080
     assert [place.layer_index for place in places(begun)] == [*range(30)]
+
+
+@pytest.mark.parametrize("asked", [None, 0, 65, 256])
+def test_a_rotation_that_depends_on_lengths_is_served_below_that(asked: int | None) -> None:
+    """Otherwise a long request would change what is computed for others."""
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 64}
+    config = transformers.CONFIG_MAPPING["llama"](**FAMILIES["llama"])
+    half = config.head_dim // 2
+    config.rope_parameters = rope | {"short_factor": [1.0] * half, "long_factor": [3.0] * half}
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    loaded = LoadedModel("rotating", Path("rotating"), model, None, frozenset())
+
+    def begun(max_model_len: int | None) -> Start:
+        settings = CacheSettings(max_model_len=max_model_len, max_num_batched_tokens=64, kv_bytes=8 * MIB)
+        return start(loaded, THERE, lambda *_: MIB, settings)
+
+    with pytest.raises(ConfigError, match=r"rotating .* more than 64 tokens.* --max-model-len 64"):
+        begun(asked)
+    assert begun(64).plan.max_model_len == 64
+
+
+def test_what_is_asked_of_the_cache_is_checked_at_once() -> None:
+    with pytest.raises(ConfigError, match="'int4' is not computed here: auto, "):
+        CacheSettings("int4")
+    with pytest.raises(ConfigError, match="one of them decides"):
+        CacheSettings(kv_bytes=MIB, utilization=0.5)

@@ -19,6 +19,7 @@ from kvpool.serving.app import ServerConfig
 from kvpool.serving.async_engine import AsyncEngine
 from kvpool.serving.engine_loop import EngineLoop
 from kvpool.serving.server import Server
+from kvpool.serving.tokenizer import Tokenizer
 
 MODEL = "toy"
 
@@ -51,6 +52,7 @@ def running(
     max_waiting: int = 1024,
     max_model_len: int | None = None,
     config: ServerConfig | None = None,
+    tokenizer: Tokenizer | None = None,
 ) -> Iterator[Running]:
     """Serve until the end of the block; then all blocks must be free and the bookkeeping right."""
     cache = cache or KVCacheManager(512, 4)
@@ -61,7 +63,7 @@ def running(
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         port = listening.getsockname()[1]
-        server = Server(engine, ByteTokenizer(), config or ServerConfig(MODEL))
+        server = Server(engine, tokenizer or ByteTokenizer(), config or ServerConfig(MODEL))
         thread = threading.Thread(target=lambda: asyncio.run(server.serve([listening])), daemon=True)
         thread.start()
         try:

@@ -9,6 +9,7 @@ from tokenizers import Tokenizer as Fast
 from tokenizers import decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from kvpool.errors import RefusedError
 from kvpool.serving.detokenizer import Detokenizer
 from kvpool.serving.tokenizer import TransformersTokenizer
 
@@ -117,3 +118,16 @@ def test_byte_level_vocabularies(text: str) -> None:
     assert not any("\ufffd" in piece for piece in pieces)
     assert b"".join(map(tokenizer.token_bytes, ids)) == text.encode()
     assert pieces_of(tokenizer, [*ids, 256])[-2:] == ["", ""]
+
+
+def test_a_text_that_cannot_fit_is_refused_before_it_is_cut_into_tokens() -> None:
+    """The longest token has a letter for each of its bytes, or the name of a special one."""
+    tokenizer = TransformersTokenizer(byte_level()._tokenizer, max_tokens=10)
+    assert len(tokenizer.encode("x" * 50)) == 50
+    with pytest.raises(RefusedError, match=r"51 letters, and the 10 tokens .* 50 letters at most"):
+        tokenizer.encode("x" * 51)
+
+
+def test_ids_that_the_model_lacks_are_not_known() -> None:
+    assert TransformersTokenizer(byte_level()._tokenizer, vocab_size=99).vocab_size == 99
+    assert TransformersTokenizer(byte_level()._tokenizer, vocab_size=9999).vocab_size == 257

@@ -82,7 +82,8 @@ def test_a_step_that_fails_fails_its_requests_and_no_others() -> None:
         worker.allow(3)
         error = told.end_of("a")
         assert isinstance(error, AbortedError)
-        assert "out of memory" in str(error)
+        assert "out of memory" in str(error.__cause__)
+        assert "out of memory" not in str(error)
         worker.let_go()
         told.loop.add(request("b", "second"))
         assert told.end_of("b") == continued("second", 20)
@@ -130,6 +131,15 @@ def test_a_request_under_which_the_worker_died_twice_fails() -> None:
         assert "twice" in str(error)
         told.loop.add(request("b", "second"))
         assert told.end_of("b") == continued("second", 20)
+
+
+def test_what_a_dead_worker_wrote_is_told_to_nobody() -> None:
+    cache = KVCacheManager(100, 4)
+    last_words = "the worker died: exit code 3; the last that it wrote:\nsomebody's secret"
+    deaths: dict[int, Exception] = {number: WorkerDied(last_words) for number in (2, 3)}
+    with looping(cache, FailingWorker(ToyWorker(cache), deaths)) as told:
+        told.loop.add(request("a", "first"))
+        assert str(told.end_of("a")) == "the worker died twice under this request: the worker died: exit code 3"
 
 
 def test_it_cannot_compute_while_the_worker_cannot_be_started() -> None:

@@ -1,6 +1,8 @@
 """The HTTP interface beyond what OpenAI's client needs: limits, refusals, ids, keys, figures."""
 
 import json
+import socket
+import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -8,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 from tests.serving.served import MODEL, Running, eventually, running
-from tests.serving.toy import FailingWorker, HeldWorker, ToyWorker, continued
+from tests.serving.toy import ByteTokenizer, FailingWorker, HeldWorker, ToyWorker, continued
 
 from kvpool import KVCacheManager
 from kvpool.errors import WorkerDied
@@ -406,6 +408,51 @@ def test_health_tells_that_the_worker_cannot_be_started() -> None:
         assert http.get("/health").status_code == 503
         assert complete(served, prompt="x").status_code == 200
         assert http.get("/health").status_code == 200
+
+
+def test_only_the_admin_takes_the_entries_of_all() -> None:
+    reset = "/reset_prefix_cache"
+    as_one, as_admin = ({"Authorization": f"Bearer {key}"} for key in ("one", "root"))
+    with running(config=ServerConfig(MODEL, api_keys=("one",), admin_key="root")) as served, served.http() as http:
+        error_of(http.post(reset), 401)
+        assert error_of(http.post(reset, headers=as_one), 403)["code"] == "admin_key_needed"
+        assert http.post(reset, headers=as_admin).json() == {"success": True}
+        assert http.get("/v1/models", headers=as_admin).status_code == 200
+    with running(config=ServerConfig(MODEL, api_keys=("one",))) as served, served.http() as http:
+        error_of(http.post(reset, headers=as_one), 403)
+    with running(config=ServerConfig(MODEL, admin_key="root")) as served, served.http() as http:
+        assert http.get("/v1/models").status_code == 200
+        error_of(http.post(reset), 403)
+        assert http.post(reset, headers=as_admin).json() == {"success": True}
+
+
+def test_a_body_that_does_not_come() -> None:
+    with running(config=ServerConfig(MODEL, timeout_s=0.5)) as served:
+        address = served.url.removeprefix("http://").split(":")
+        with socket.create_connection((address[0], int(address[1])), timeout=60) as half:
+            half.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+            assert half.recv(4096).startswith(b"HTTP/1.1 504 ")
+
+
+def test_what_waits_to_be_read_has_a_limit() -> None:
+    held, started = threading.Event(), threading.Event()
+
+    class Slow(ByteTokenizer):
+        def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+            if text == "slow":
+                started.set()
+                held.wait(60)
+            return super().encode(text, add_special_tokens=add_special_tokens)
+
+    with running(tokenizer=Slow(), max_waiting=2) as served, served.http() as http, ThreadPoolExecutor(2) as pool:
+        try:
+            slow = [pool.submit(http.post, "/tokenize", json={"prompt": "slow"}) for _ in range(2)]
+            started.wait(60)
+            eventually(lambda: http.post("/tokenize", json={"prompt": "x"}, timeout=60).status_code == 429)
+        finally:
+            held.set()
+        assert [each.result().json()["count"] for each in slow] == [4, 4]
+        assert http.post("/tokenize", json={"prompt": "x"}).json()["count"] == 1
 
 
 def test_keys() -> None:

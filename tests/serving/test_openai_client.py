@@ -142,9 +142,9 @@ def test_a_step_that_fails_is_told_to_whole_answers_and_to_streams() -> None:
     worker = FailingWorker(ToyWorker(cache), {1: RuntimeError("no memory"), 4: RuntimeError("no memory")})
     with running(worker, cache) as served:
         client = served.client()
-        with pytest.raises(openai.InternalServerError, match="no memory"):
+        with pytest.raises(openai.InternalServerError, match="could not be computed"):
             client.completions.create(model=MODEL, prompt="x")
-        with pytest.raises(openai.APIError, match="no memory"):
+        with pytest.raises(openai.APIError, match="could not be computed"):
             list(client.completions.create(model=MODEL, prompt="x", stream=True))
         answer = client.completions.create(model=MODEL, prompt="x", temperature=0)
         assert answer.choices[0].text == continued("x", 16)

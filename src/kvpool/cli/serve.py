@@ -11,7 +11,8 @@ from kvpool.cli.numbers import count, port, seconds
 from kvpool.cli.size_tables import print_facts
 from kvpool.errors import ConfigError
 
-API_KEYS = "KVPOOL_API_KEYS"
+API_KEYS, ADMIN_KEY = "KVPOOL_API_KEYS", "KVPOOL_ADMIN_KEY"
+_BACKLOG = 2048
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -32,15 +33,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--api-key", action="append", default=[], metavar="KEY",
         help=f"a key that clients may show, again for more of them; or {API_KEYS}, with commas between",
     )  # fmt: skip
+    server.add_argument("--admin-key", metavar="KEY", help=f"the key that may reset the cache; or {ADMIN_KEY}")
     parser.set_defaults(run=_run)
 
 
 def _run(options: argparse.Namespace) -> int:
     here = local_model()
     exit_on_sigterm(0)
-    with _bound(options.host, options.port) as bound, here.opened_model(options) as (model, opened):
+    limits = _limits(options)
+    with _listening(options.host, options.port) as bound, here.opened_model(options) as (model, opened):
         print_facts(opened.start.sizing)
-        config = here.ServerConfig(options.served_model_name or model.name, **_limits(options))
+        config = here.ServerConfig(options.served_model_name or model.name, **limits)
         server = here.server_of(model, options, config, max_waiting=options.max_waiting)
         host, port = bound.getsockname()[:2]
         print(f"kvpool: {config.model_name} on http://{f'[{host}]' if ':' in host else host}:{port}", file=sys.stderr)
@@ -48,14 +51,15 @@ def _run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _bound(host: str, port: int) -> socket.socket:
-    """The address is ours from now on, and nobody is heard yet. ConfigError when somebody else has it."""
+def _listening(host: str, port: int) -> socket.socket:
+    """The address is ours from now on, and whoever connects waits. ConfigError when somebody else has it."""
     bound: socket.socket | None = None
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         bound = socket.socket(family)
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind(address)
+        bound.listen(_BACKLOG)
     except OSError as error:
         if bound is not None:
             bound.close()
@@ -67,6 +71,7 @@ def _limits(options: argparse.Namespace) -> dict[str, Any]:
     """What the command line says of the server, in the words of its configuration."""
     return {
         "api_keys": api_keys(options.api_key, os.environ.get(API_KEYS, "")),
+        "admin_key": options.admin_key or os.environ.get(ADMIN_KEY) or None,
         "requires_cache_salt": options.require_cache_salt,
         "timeout_s": options.timeout,
         "drain_s": options.drain,

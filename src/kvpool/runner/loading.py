@@ -49,6 +49,11 @@ class LoadedModel:
         return str(self.model.dtype).removeprefix("torch.")
 
     @property
+    def vocab_size(self) -> int:
+        """Token ids that it has rows for."""
+        return int(self.model.get_input_embeddings().num_embeddings)
+
+    @property
     def max_model_len(self) -> int | None:
         """The longest request that it was made for; None where its configuration has none."""
         return getattr(self.config, "max_position_embeddings", None)
@@ -68,7 +73,7 @@ def load(
     """
     if dtype not in DTYPES:
         raise ConfigError(f"dtype is {dtype!r}: {', '.join(DTYPES)} are known")
-    on = _device(device)
+    on = require_device(device)
     folder = find_folder(model, allow_download=allow_download)
     config = read_config(folder)
     tokenizer = load_tokenizer(folder)
@@ -102,7 +107,8 @@ def load_tokenizer(folder: Path) -> Any | None:
         raise ConfigError(f"{folder}: the tokenizer cannot be read: {error}") from None
 
 
-def _device(name: str) -> Any:
+def require_device(name: str) -> Any:
+    """The device of this name. ConfigError when there is none."""
     try:
         device = torch.device(name)
     except RuntimeError:

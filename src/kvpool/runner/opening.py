@@ -10,7 +10,7 @@ import numpy as np
 from kvpool.engine.step_input import StepInput
 from kvpool.errors import MissingExtraError
 from kvpool.plan.layout import Layout
-from kvpool.runner.loading import load
+from kvpool.runner.loading import load, require_device
 from kvpool.runner.memory import memory_of, peak_bytes
 from kvpool.runner.packing import pack
 from kvpool.runner.startup import CacheSettings, Start, start
@@ -38,6 +38,8 @@ class Opened:
     name: str
     folder: Path
     eos_token_ids: frozenset[int]
+    vocab_size: int
+    """The model knows the token ids below this."""
     start: Start
 
 
@@ -60,6 +62,7 @@ class Opening:
     def __call__(self) -> tuple[TorchWorker, Opened]:
         if self.num_threads is not None:
             torch.set_num_threads(self.num_threads)
+        require_device(self.device)
         memory = memory_of(self.device)
         loaded = load(
             self.model,
@@ -78,7 +81,7 @@ class Opening:
 
         begun = start(loaded, memory, peak, self.settings)
         worker = TorchWorker(loaded.model, begun.plan.layout, begun.plan.num_blocks, kv_dtype=kv_dtype)
-        return worker, Opened(loaded.name, loaded.folder, loaded.eos_token_ids, begun)
+        return worker, Opened(loaded.name, loaded.folder, loaded.eos_token_ids, loaded.vocab_size, begun)
 
 
 def largest_step(layout: Layout, num_tokens: int, num_rows: int) -> tuple[StepInput, int]:

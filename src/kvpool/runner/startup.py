@@ -22,6 +22,7 @@ from kvpool.plan.spec import State
 from kvpool.runner.loading import LoadedModel
 from kvpool.runner.memory import Memory
 from kvpool.runner.packing import packed_bytes
+from kvpool.runner.refused import longest_alike
 from kvpool.runner.state_shapes import States, measure_states, with_states
 
 MeasurePeak = Callable[[Layout, int], int]
@@ -46,6 +47,12 @@ class CacheSettings:
     """For the cache, instead of a share of what is free."""
     utilization: float | None = None
 
+    def __post_init__(self) -> None:
+        if self.kv_dtype not in KV_DTYPES:
+            raise ConfigError(f"KV dtype {self.kv_dtype!r} is not computed here: {', '.join(KV_DTYPES)} are")
+        if self.kv_bytes is not None and self.utilization is not None:
+            raise ConfigError("memory for the cache and a share of the free memory are both given: one of them decides")
+
 
 @dataclass(frozen=True, slots=True)
 class Start:
@@ -65,8 +72,6 @@ def start(loaded: LoadedModel, memory: Memory, measure_peak: MeasurePeak, settin
 
     ConfigError with the numbers when one request of `max_model_len` cannot fit, or what is asked for is not there.
     """
-    if settings.kv_dtype not in KV_DTYPES:
-        raise ConfigError(f"KV dtype {settings.kv_dtype!r} is not computed here: {', '.join(KV_DTYPES)} are")
     description, states = _described(loaded, settings)
     _require_length(loaded, description, settings)
     layout = group_layers(description.model.caches(), settings.block_size or 16)
@@ -94,6 +99,12 @@ def _described(loaded: LoadedModel, settings: CacheSettings) -> tuple[Descriptio
 
 
 def _require_length(loaded: LoadedModel, description: Description, settings: CacheSettings) -> None:
+    alike = longest_alike(loaded.config)
+    if alike is not None and not 0 < (settings.max_model_len or description.model.max_model_len or 0) <= alike:
+        raise ConfigError(
+            f"{loaded.name} rotates positions in another way as soon as one request of a step has more than {alike:,} "
+            f"tokens, so that requests would change each other: it is served up to that, with --max-model-len {alike}"
+        )
     longest = None if loaded.max_model_len is None else description.model.max_model_len
     if longest is not None and (settings.max_model_len or 0) > longest:
         raise ConfigError(f"max_model_len is {settings.max_model_len:,}: {loaded.name} was made for {longest:,} tokens")

@@ -18,7 +18,7 @@ from kvpool.plan.layout import Layout
 from kvpool.runner.forward import Forward, few_tokens, forwards, num_filled_up
 from kvpool.runner.model_cache import ATTENTION, PagedCache
 from kvpool.runner.pages import KVMemory, Places
-from kvpool.runner.refused import why_refused
+from kvpool.runner.refused import longest_alike, why_refused
 from kvpool.runner.sampler import logprobs, sample
 
 _GRADUAL = frozenset({"mamba", "falcon_mamba", "jamba"})
@@ -54,6 +54,7 @@ class TorchWorker:
         self._has_states = bool(places.states)
         self._is_gradual = kind in _GRADUAL
         self._few = few_tokens(model)
+        self._longest = longest_alike(model.config)
         self._watch = watch
         model.set_attn_implementation(ATTENTION)
         if model.config._attn_implementation != ATTENTION:
@@ -61,6 +62,11 @@ class TorchWorker:
 
     def execute(self, step: StepInput) -> StepAnswer:
         """The next token of every row that gives one."""
+        if self._longest is not None and int(step.positions.max()) >= self._longest:
+            raise ConfigError(
+                f"a request has more than {self._longest:,} tokens, beyond which this model rotates all requests of a "
+                "step in another way: bound their lengths by that"
+            )
         logits: dict[int, torch.Tensor] = {}
         told: dict[int, list[Logprobs]] = {}
         with torch.inference_mode():

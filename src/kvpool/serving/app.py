@@ -3,14 +3,15 @@
 Knows nothing of: sockets, steps.
 """
 
-from collections.abc import AsyncIterator, Collection
+import asyncio
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from time import time
 from typing import Any, TypeAlias, TypeVar, cast
 
 from kvpool.errors import KVPoolError, MissingExtraError
-from kvpool.serving.api_errors import ApiError, as_api_error
+from kvpool.serving.api_errors import ApiError, as_api_error, timed_out
 from kvpool.serving.async_engine import AsyncEngine, FullError
 from kvpool.serving.bodies import Body, ChatBody, CompletionBody, DetokenizeBody, TokenizeBody, read, turns_of
 from kvpool.serving.call import Call, Form, Sender
@@ -35,6 +36,7 @@ except ImportError as error:
 _JSON = "application/json"
 _CLIENT_GONE = 499
 B = TypeVar("B", bound=msgspec.Struct)
+T = TypeVar("T")
 Answer: TypeAlias = dict[str, Any]
 
 
@@ -42,12 +44,14 @@ Answer: TypeAlias = dict[str, Any]
 class ServerConfig:
     """`timeout_s` for a whole request, `drain_s` for all of them when the server stops.
 
-    With `api_keys` a client must show one, and shares no cache entries with those of another key. With
-    `requires_cache_salt` a request without a salt is refused.
+    With `api_keys` a client must show one, and shares no cache entries with those of another key. What touches the
+    entries of all takes `admin_key`, where there are keys. With `requires_cache_salt` a request without a salt is
+    refused.
     """
 
     model_name: str
     api_keys: Collection[str] = ()
+    admin_key: str | None = None
     requires_cache_salt: bool = False
     timeout_s: float = 600.0
     drain_s: float = 30.0
@@ -79,7 +83,7 @@ def make_app(engine: AsyncEngine, tokenizer: Tokenizer, config: ServerConfig) ->
             Route("/health", served.health),
             Route("/metrics", served.metrics),
         ],
-        middleware=[Middleware(Gate, api_keys=config.api_keys)],
+        middleware=[Middleware(Gate, api_keys=config.api_keys, admin_key=config.admin_key)],
         exception_handlers=cast(Any, {
             ApiError: _tell,
             KVPoolError: served.tell_own,
@@ -150,7 +154,7 @@ class _Served:
         body = await self._read(request, TokenizeBody)
         if (body.prompt is None) == (body.messages is None):
             raise ApiError("either prompt or messages is needed, and not both", param="prompt")
-        tokens = await self._engine.on_input(lambda: self._tokens(body))
+        tokens = await self._on_input(request, lambda: self._tokens(body))
         return _json({"count": len(tokens), "max_model_len": self._engine.max_model_len, "tokens": tokens})
 
     async def detokenize(self, request: Request) -> Response:
@@ -159,10 +163,20 @@ class _Served:
         for token_id in body.tokens:
             if not 0 <= token_id < size:
                 raise ApiError(f"token id {token_id} is not of this model: 0 to {size - 1}", param="tokens")
-        text = await self._engine.on_input(lambda: self._tokenizer.decode(body.tokens, skip_special_tokens=False))
+        if len(body.tokens) > self._engine.max_model_len:
+            raise ApiError(f"{len(body.tokens)} tokens: {self._engine.max_model_len} at most", param="tokens")
+        text = await self._on_input(request, lambda: self._tokenizer.decode(body.tokens, skip_special_tokens=False))
         return _json({"prompt": text})
 
     async def reset_prefix_cache(self, request: Request) -> Response:
+        sender: Sender = request.state.sender
+        if (self._config.api_keys or self._config.admin_key) and not sender.is_admin:
+            raise ApiError(
+                "this would take the cache entries of all clients: the key that the server was started with as "
+                "--admin-key is needed",
+                status=403,
+                code="admin_key_needed",
+            )
         preempts = request.query_params.get("reset_running_requests", "").lower() in {"1", "true"}
         if not await self._engine.reset_prefix_cache(preempt_running=preempts):
             raise ApiError(
@@ -193,8 +207,15 @@ class _Served:
             return self._tokenizer.encode_chat(turns_of(body.messages))
         return self._tokenizer.encode(body.prompt or "", add_special_tokens=body.add_special_tokens)
 
+    async def _on_input(self, request: Request, make: Callable[[], T]) -> T:
+        return await unless_gone(request.receive, self._engine.on_input(make), self._config.timeout_s)
+
     async def _read(self, request: Request, kind: type[B]) -> B:
-        body = read(await body_of(request, self._config.max_body_bytes), kind)
+        try:
+            content = await asyncio.wait_for(body_of(request, self._config.max_body_bytes), self._config.timeout_s)
+        except TimeoutError:
+            raise timed_out(self._config.timeout_s) from None
+        body = read(content, kind)
         model, name = getattr(body, "model", None), self._config.model_name
         if model is not None and model != name:
             raise _unknown_model(model, name)

@@ -47,6 +47,7 @@ class AsyncEngine:
         self._places: dict[RequestId, tuple[Stream, int]] = {}
         self._is_closing = False
         self._is_idle = asyncio.Event()
+        self._num_inputs = 0
         self._input = ThreadPoolExecutor(1, "kvpool-input")
 
     async def start(self) -> None:
@@ -122,8 +123,14 @@ class AsyncEngine:
             self._loop.add(request)
 
     async def on_input(self, make: Callable[[], T]) -> T:
-        """The result of what takes a while, made beside the steps."""
-        return await asyncio.get_running_loop().run_in_executor(self._input, make)
+        """The result of what takes a while, made beside the steps. FullError when too much of it waits."""
+        if self._num_inputs >= self.max_waiting:
+            raise FullError(f"{self._num_inputs} requests wait to be read, {self.max_waiting} may: send it again later")
+        self._num_inputs += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._input, make)
+        finally:
+            self._num_inputs -= 1
 
     async def reset_prefix_cache(self, *, preempt_running: bool = False) -> bool:
         """Forget all cached content; False, and nothing changes, while requests run, unless these are preempted."""

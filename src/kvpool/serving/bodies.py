@@ -19,6 +19,7 @@ except ImportError as error:
 MOST_CHOICES = 128
 MOST_STOPS = 16
 _SEEDS = 2**63
+_MOST_TOP_K = 2**31
 
 Prompt = str | list[int]
 
@@ -75,7 +76,7 @@ class Body(msgspec.Struct, kw_only=True):
         _within("prompt_logprobs", self.prompt_logprobs, 0, MOST_LOGPROBS)
         if self.top_p is not None and not 0 < self.top_p <= 1:
             raise ApiError(f"top_p is {self.top_p}: above 0 and up to 1, 1 for all tokens", param="top_p")
-        if self.top_k is not None and self.top_k < -1:
+        if self.top_k is not None and not -1 <= self.top_k < _MOST_TOP_K:
             raise ApiError(f"top_k is {self.top_k}: 1 or more, 0 or -1 for all tokens", param="top_k")
         if len(self.stops) > MOST_STOPS:
             raise ApiError(f"stop has {len(self.stops)} strings: {MOST_STOPS} at most", param="stop")

@@ -26,6 +26,7 @@ class Sender:
 
     request_id: str
     tenant: str | None = None
+    is_admin: bool = False
 
 
 class Form(Protocol):

@@ -159,7 +159,10 @@ class EngineLoop:
         except (_StepError, UsageError) as error:
             # UsageError: the answer did not fit the step, and nothing was changed.
             _LOG.error("a step of %d requests failed", len(self._runner.batch), exc_info=error)
-            self._fail_step(AbortedError(f"the step could not be computed: {error}"))
+            # Clients are not told more: what a worker raises may have been made of anybody's request.
+            failed = AbortedError("the step could not be computed: the server's log says why")
+            failed.__cause__ = error
+            self._fail_step(failed)
         else:
             self.can_compute = True
             self._tell(Stepped(output, self._runner.inner.answer))
@@ -175,7 +178,8 @@ class EngineLoop:
         self.can_compute = not error.at_start
         for request in self._scheduler.running:
             if request.request_id in self._retried:
-                self._fail(request.request_id, AbortedError(f"the worker died twice under this request: {error}"))
+                why = f"the worker died twice under this request: {_first_line(error)}"
+                self._fail(request.request_id, AbortedError(why))
             else:
                 self._retried.add(request.request_id)
         was_cleared = self._scheduler.reset_prefix_cache(preempt_running=True)
@@ -227,6 +231,11 @@ class EngineLoop:
 
     def _stop(self) -> None:
         self._is_stopping = True
+
+
+def _first_line(error: Exception) -> str:
+    """What clients are told: the rest is what the worker wrote, of whomever."""
+    return str(error).partition("\n")[0].removesuffix("; the last that it wrote:")
 
 
 def _nobody(_: Report) -> None:

@@ -26,9 +26,11 @@ _MOST_ID_LETTERS = 128
 class Gate:
     """Around an ASGI app. The app finds a `Sender` in its scope's state."""
 
-    def __init__(self, app: ASGIApp, api_keys: Collection[str] = ()) -> None:
+    def __init__(self, app: ASGIApp, api_keys: Collection[str] = (), admin_key: str | None = None) -> None:
         self._app = app
-        self._api_keys = [key.encode() for key in api_keys]
+        self._admin_key = None if admin_key is None else admin_key.encode()
+        self._needs_key = bool(api_keys)
+        self._keys = [key.encode() for key in api_keys] + ([self._admin_key] if self._admin_key else [])
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -43,7 +45,7 @@ class Gate:
             await send(message)
 
         key = self._key(headers.get("authorization", ""))
-        if self._api_keys and key is None and scope["path"] not in OPEN_PATHS:
+        if self._needs_key and key is None and scope["path"] not in OPEN_PATHS:
             error = ApiError(
                 "a known API key is needed: send it as `Authorization: Bearer KEY`", status=401, code="invalid_api_key"
             )
@@ -51,14 +53,15 @@ class Gate:
             await answer(scope, receive, send_with_id)
             return
         tenant = hashlib.sha256(key).hexdigest() if key is not None else None
-        scope["state"] = {**scope.get("state", {}), "sender": Sender(request_id, tenant)}
+        is_admin = key is not None and key == self._admin_key
+        scope["state"] = {**scope.get("state", {}), "sender": Sender(request_id, tenant, is_admin)}
         await self._app(scope, receive, send_with_id)
 
     def _key(self, authorization: str) -> bytes | None:
         """The key that was shown if it is one of ours. How long this takes does not tell how near it came."""
         scheme, _, shown = authorization.partition(" ")
         given = shown.strip().encode("utf-8", "surrogateescape")
-        known = [key for key in self._api_keys if hmac.compare_digest(key, given)]
+        known = [key for key in self._keys if hmac.compare_digest(key, given)]
         return known[0] if known and scheme.lower() == "bearer" else None
 
 

@@ -34,7 +34,7 @@ def _served(worker: Worker, opened: Opened) -> ServedModel:
         opened.name,
         KVCacheManager.from_plan(plan, events=False),
         worker,
-        TransformersTokenizer(tokenizer, opened.eos_token_ids),
+        TransformersTokenizer(tokenizer, opened.eos_token_ids, opened.vocab_size, plan.max_model_len),
         plan.max_model_len,
         *((worker.close,) if isinstance(worker, RemoteWorker) else ()),
     )

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Protocol, TypeAlias
 
-from kvpool.errors import UsageError
+from kvpool.errors import RefusedError, UsageError
 
 Message: TypeAlias = Mapping[str, Any]
 """A turn of a chat: `role`, `content`, and what else a template reads."""
@@ -25,7 +25,8 @@ class Tokenizer(Protocol):
     def eos_token_ids(self) -> Collection[int]:
         """The tokens that end an answer."""
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """RefusedError where that is more than any request may have."""
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text; U+FFFD for bytes that are no character, such as the first half of one."""
@@ -38,18 +39,35 @@ class Tokenizer(Protocol):
 
 
 class TransformersTokenizer:
-    """A tokenizer of transformers. `eos_token_ids` are those of the model, beside the tokenizer's own."""
+    """A tokenizer of transformers. `eos_token_ids` are those of the model, beside the tokenizer's own.
 
-    def __init__(self, tokenizer: Any, eos_token_ids: Collection[int] = ()) -> None:
+    `vocab_size`: ids that the model knows, where the tokenizer may have more. Texts that cannot have `max_tokens` or
+    fewer, each token being as long as the longest, are refused before the work is done.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        eos_token_ids: Collection[int] = (),
+        vocab_size: int | None = None,
+        max_tokens: int | None = None,
+    ) -> None:
         self._tokenizer = tokenizer
         own = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
         self.eos_token_ids: Collection[int] = frozenset([*own, *eos_token_ids])
-        self.vocab_size = len(tokenizer)
+        self.vocab_size = min(len(tokenizer), vocab_size or len(tokenizer))
+        self._max_tokens = max_tokens
+        self._longest_token = max(map(len, tokenizer.get_vocab()))
         decoder = getattr(getattr(tokenizer, "backend_tokenizer", None), "decoder", None)
         self._is_byte_level = "ByteLevel" in repr(decoder)
         self.token_bytes = lru_cache(maxsize=65536)(self._token_bytes)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        if self._max_tokens is not None and len(text) > self._max_tokens * self._longest_token:
+            raise RefusedError(
+                f"the text has {len(text):,} letters, and the {self._max_tokens:,} tokens that a request may have are "
+                f"{self._max_tokens * self._longest_token:,} letters at most: shorten it"
+            )
         return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens))
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
