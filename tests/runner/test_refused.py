@@ -33,6 +33,12 @@ def test_an_encoder() -> None:
         TorchWorker(AutoModelForSeq2SeqLM.from_config(config), ANY_LAYOUT, 4)
 
 
+@pytest.mark.parametrize("name", ["bert", "roberta", "xlm-roberta", "electra"])
+def test_what_reads_in_both_directions(name: str) -> None:
+    assert why_refused(CONFIG_MAPPING[name]()) == "looks at texts in both directions, and does not continue them"
+    assert why_refused(CONFIG_MAPPING["gpt_neox"]()) is None
+
+
 def test_a_state_on_modules() -> None:
     model = made("recurrent_gemma", **SIZES, lru_width=32, num_key_value_heads=1, head_dim=16)
     with pytest.raises(ConfigError, match="a recurrent_gemma model keeps its recurrent state on its own modules"):

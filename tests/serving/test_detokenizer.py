@@ -10,7 +10,9 @@ from tokenizers import decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from kvpool.errors import RefusedError
+from kvpool.serving.choice import Choice, completion_logprobs
 from kvpool.serving.detokenizer import Detokenizer
+from kvpool.serving.stream import Output
 from kvpool.serving.tokenizer import TransformersTokenizer
 
 TEXTS = [
@@ -131,3 +133,16 @@ def test_a_text_that_cannot_fit_is_refused_before_it_is_cut_into_tokens() -> Non
 def test_ids_that_the_model_lacks_are_not_known() -> None:
     assert TransformersTokenizer(byte_level()._tokenizer, vocab_size=99).vocab_size == 99
     assert TransformersTokenizer(byte_level()._tokenizer, vocab_size=9999).vocab_size == 257
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_where_tokens_begin_is_the_same_piece_by_piece(text: str) -> None:
+    """A letter that several tokens make up counts with the last of them."""
+    tokenizer = byte_level()
+    ids = tokenizer.encode(text)
+    choice, offsets = Choice(tokenizer, [], []), []
+    for token_id in ids:
+        choice.take(Output(0, token_id, None, None))
+        offsets.append(choice.num_letters)
+    assert offsets == completion_logprobs(tokenizer, [None] * len(ids), ids, 0)["text_offset"]
+    assert offsets == [len(text.encode()[:at].decode(errors="ignore")) for at in range(len(ids))]

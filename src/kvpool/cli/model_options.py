@@ -51,7 +51,8 @@ def exit_on_sigterm(code: int) -> None:
 
 
 def _gib(text: str) -> int:
-    first, *others = gib(text)
-    if others:
-        raise argparse.ArgumentTypeError(f"{text!r}: one figure, the model runs on one device")
-    return first
+    try:
+        [one] = gib(text)
+    except (argparse.ArgumentTypeError, ValueError):
+        raise argparse.ArgumentTypeError(f"{text!r} is no memory in GiB: one figure, such as 4 or 0.5") from None
+    return one

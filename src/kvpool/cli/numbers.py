@@ -94,10 +94,18 @@ def port(text: str) -> int:
 
 def seconds(text: str) -> float:
     """A time: more than 0."""
+    value = wait(text)
+    if not value:
+        raise argparse.ArgumentTypeError(f"{text!r} is no time in seconds: more than 0")
+    return value
+
+
+def wait(text: str) -> float:
+    """A time: 0 or more."""
     try:
         value = float(text)
     except ValueError:
         value = -1.0
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is no time in seconds: more than 0")
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is no time in seconds: 0 or more")
     return value

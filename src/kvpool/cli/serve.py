@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 from kvpool.cli.model_options import HOW, add_model_options, exit_on_sigterm, local_model
-from kvpool.cli.numbers import count, port, seconds
+from kvpool.cli.numbers import count, port, seconds, wait
 from kvpool.cli.size_tables import print_facts
 from kvpool.errors import ConfigError
 
@@ -27,7 +27,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     server.add_argument("--max-waiting", type=count, default=1024, metavar="N", help="requests that may wait (1024)")
     server.add_argument("--max-body-mib", type=count, default=16, metavar="MIB", help="largest body that is read (16)")
     server.add_argument("--timeout", type=seconds, default=600.0, metavar="S", help="for a whole request (600)")
-    server.add_argument("--drain", type=seconds, default=30.0, metavar="S", help="for all that runs at the end (30)")
+    server.add_argument("--drain", type=wait, default=30.0, metavar="S", help="for all that runs at the end (30)")
     server.add_argument("--require-cache-salt", action="store_true", help="refuse requests without a cache_salt")
     server.add_argument(
         "--api-key", action="append", default=[], metavar="KEY",

@@ -21,6 +21,9 @@ def why_refused(config: Any) -> str | None:
     text = config.get_text_config(decoder=True)
     if getattr(text, "index_topk", None):
         return "looks at tokens that an index chooses, which this engine does not compute"
+    # gpt_neox says that it is no decoder, too, and is one; kinds of tokens are of BERT and its kin.
+    if not getattr(text, "is_decoder", True) and hasattr(text, "type_vocab_size"):
+        return "looks at texts in both directions, and does not continue them"
     return _KINDS.get(text.model_type)
 
 

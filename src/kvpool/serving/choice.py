@@ -27,6 +27,21 @@ class Piece:
     finish: Finish | None
 
 
+class LetterCount:
+    """Letters of tokens that come one after the other; one that several make up counts with the last of them."""
+
+    def __init__(self, tokenizer: Tokenizer, num_letters: int = 0) -> None:
+        self._tokenizer = tokenizer
+        self._num_letters = num_letters
+        self._decoder = getincrementaldecoder("utf-8")("ignore")
+
+    def before(self, token_id: int) -> int:
+        """How many there were before this token, the next one."""
+        before = self._num_letters
+        self._num_letters += len(self._decoder.decode(self._tokenizer.token_bytes(token_id)))
+        return before
+
+
 class Choice:
     """The text of one request. `finish` is known with its last token, or when a stop string has appeared."""
 
@@ -34,8 +49,8 @@ class Choice:
         self.finish: Finish | None = None
         self.num_tokens = 0
         self.num_letters = 0
-        """Of the text before the last piece."""
-        self._num_told = 0
+        """Of the tokens before the last one: where its own begin."""
+        self._letters = LetterCount(tokenizer)
         self._detokenizer = Detokenizer(tokenizer, prompt_ids)
         self._stops = StopStrings(stops)
 
@@ -51,7 +66,7 @@ class Choice:
             self.finish = Finish.STOP
         elif output.finish is not None:
             text += self._stops.finish()
-        self.num_letters, self._num_told = self._num_told, self._num_told + len(text)
+        self.num_letters = self._letters.before(output.token_id)
         told = (output.logprobs,) if output.logprobs is not None and is_text else ()
         return Piece(text, told, self.finish)
 
@@ -87,16 +102,12 @@ def completion_logprobs(
     tokenizer: Tokenizer, told: Sequence[Logprobs | None], token_ids: Sequence[int], offset: int
 ) -> Mapping[str, Any]:
     """In the form of completions: None for the first token of a prompt. `offset`: letters of the text before."""
-    tokens = [token_text(tokenizer, token_id) for token_id in token_ids]
-    offsets, letters = [], getincrementaldecoder("utf-8")("ignore")
-    for token_id in token_ids:
-        offsets.append(offset)
-        offset += len(letters.decode(tokenizer.token_bytes(token_id)))
+    letters = LetterCount(tokenizer, offset)
     return {
-        "tokens": tokens,
+        "tokens": [token_text(tokenizer, token_id) for token_id in token_ids],
         "token_logprobs": [max(each.logprob, _LEAST) if each is not None else None for each in told],
         "top_logprobs": [_likeliest(tokenizer, each) for each in told],
-        "text_offset": offsets,
+        "text_offset": [letters.before(token_id) for token_id in token_ids],
     }
 
 
