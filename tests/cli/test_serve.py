@@ -45,7 +45,7 @@ sys.exit(main(["serve", "--model", "toy", *sys.argv[1:]]))
 
 
 @contextmanager
-def serving(*arguments: str) -> Iterator[tuple[str, "subprocess.Popen[str]"]]:
+def serving(*arguments: str, name: str = "toy") -> Iterator[tuple[str, "subprocess.Popen[str]"]]:
     command = [sys.executable, "-c", PROGRAM, "--port", "0", *arguments]
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}", serve.API_KEYS: ""}
     with subprocess.Popen(
@@ -54,7 +54,7 @@ def serving(*arguments: str) -> Iterator[tuple[str, "subprocess.Popen[str]"]]:
         try:
             assert program.stderr is not None
             noted = program.stderr.readline()
-            assert " on http://127.0.0.1:" in noted, noted
+            assert noted.startswith(f"kvpool: {name} on http://127.0.0.1:"), noted
             url = noted.split()[-1]
             _until_healthy(url, program)
             yield url, program
@@ -74,7 +74,7 @@ def _until_healthy(url: str, program: "subprocess.Popen[str]") -> None:
 
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
 def test_it_serves_until_it_is_told_to_end(sent: signal.Signals, code: int) -> None:
-    with serving("--served-model-name", "mine") as (url, program):
+    with serving("--served-model-name", "mine", name="mine") as (url, program):
         assert httpx.get(f"{url}/v1/models").json()["data"][0]["id"] == "mine"
         answer = httpx.post(f"{url}/v1/completions", json={"model": "mine", "prompt": "x", "max_tokens": 3}, timeout=60)
         assert answer.json()["usage"]["completion_tokens"] == 3

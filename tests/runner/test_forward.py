@@ -12,8 +12,8 @@ from tests.runner.tiny_models import CONFIGS, tiny
 from torch import nn
 
 from kvpool.engine.step_input import StepInput
-from kvpool.runner.forward import Forward, few_tokens, forwards
-from kvpool.runner.packing import pack, packed_bytes
+from kvpool.runner.forward import Forward, forwards
+from kvpool.runner.packing import few_tokens, pack, packed_bytes
 
 CPU = torch.device("cpu")
 

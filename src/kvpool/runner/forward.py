@@ -9,12 +9,10 @@ from itertools import accumulate
 
 import numpy as np
 import torch
-from torch import nn
 from torch.nn.functional import pad
 
 from kvpool.engine.step_input import StepInput
 from kvpool.runner.attention import DecodePlan, plan_decode
-from kvpool.runner.packing import packed_bytes
 from kvpool.runner.paged_kernel import Ragged
 
 FULL = 4
@@ -137,15 +135,8 @@ def forwards(
             yield _part(whole, [chunk])
 
 
-def few_tokens(model: nn.Module) -> frozenset[int]:
-    """Numbers of tokens that take a model longer than `FULL` do, which have better kernels on a CPU."""
-    if next(model.parameters()).device.type != "cpu":
-        return frozenset()
-    return frozenset({1, 2, 3}) if packed_bytes(model) else frozenset({2, 3})
-
-
 def num_filled_up(num_tokens: int, few: frozenset[int]) -> int:
-    """How many tokens are computed for these."""
+    """How many tokens are computed for these: as many as `FULL` for numbers that take longer."""
     return FULL if num_tokens in few else num_tokens
 
 

@@ -45,3 +45,10 @@ def pack(model: nn.Module) -> None:
 def packed_bytes(model: nn.Module) -> int:
     """Of all packed weights, which are no parameters."""
     return sum(layer.num_bytes for layer in model.modules() if isinstance(layer, PackedLinear))
+
+
+def few_tokens(model: nn.Module) -> frozenset[int]:
+    """Numbers of tokens that take a model longer than four do, which have better kernels on a CPU."""
+    if next(model.parameters()).device.type != "cpu":
+        return frozenset()
+    return frozenset({1, 2, 3}) if packed_bytes(model) else frozenset({2, 3})

@@ -15,8 +15,9 @@ from kvpool.engine.sampling import Logprobs
 from kvpool.engine.step_input import StepAnswer, StepInput
 from kvpool.errors import ConfigError
 from kvpool.plan.layout import Layout
-from kvpool.runner.forward import Forward, few_tokens, forwards, num_filled_up
+from kvpool.runner.forward import Forward, forwards, num_filled_up
 from kvpool.runner.model_cache import ATTENTION, PagedCache
+from kvpool.runner.packing import few_tokens
 from kvpool.runner.pages import KVMemory, Places
 from kvpool.runner.refused import longest_alike, why_refused
 from kvpool.runner.sampler import logprobs, sample
