@@ -28,11 +28,13 @@ class AbortedError(KVPoolError, RuntimeError):
 class WorkerDied(KVPoolError, RuntimeError):  # noqa: N818
     """Whoever computes steps is gone, and with it all that the cache's blocks contained.
 
-    The next `execute` starts it anew, or raises this again. `at_start`: that has just failed.
+    The next `execute` starts it anew, or raises this again. `at_start`: that has just failed. `how` it ended, without
+    what it wrote: clients may be told that.
     """
 
-    def __init__(self, message: str, *, at_start: bool = False) -> None:
+    def __init__(self, message: str, *, how: str | None = None, at_start: bool = False) -> None:
         super().__init__(message)
+        self.how = how or message
         self.at_start = at_start
 
 

@@ -124,6 +124,8 @@ def test_a_real_model_is_served_and_measured(capsys: pytest.CaptureFixture[str])
         (["--model", "nowhere", "--kv-gib", "1", "--gpu-memory-utilization", "0.5"], "one of them decides"),
         (["--model", "nowhere", "--api-key", ""], "an API key is empty"),
         (["--model", "x", "--timeout", "0"], "seconds"),
+        (["--model", "x", "--timeout", "-1"], "more than 0"),
+        (["--model", "x", "--drain", "-1"], "0 or more"),
         ([], "--model"),
     ],
 )

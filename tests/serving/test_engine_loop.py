@@ -135,8 +135,9 @@ def test_a_request_under_which_the_worker_died_twice_fails() -> None:
 
 def test_what_a_dead_worker_wrote_is_told_to_nobody() -> None:
     cache = KVCacheManager(100, 4)
-    last_words = "the worker died: exit code 3; the last that it wrote:\nsomebody's secret"
-    deaths: dict[int, Exception] = {number: WorkerDied(last_words) for number in (2, 3)}
+    how = "the worker died: exit code 3"
+    died = WorkerDied(f"{how}; the last that it wrote:\nsomebody's secret", how=how)
+    deaths: dict[int, Exception] = {2: died, 3: died}
     with looping(cache, FailingWorker(ToyWorker(cache), deaths)) as told:
         told.loop.add(request("a", "first"))
         assert str(told.end_of("a")) == "the worker died twice under this request: the worker died: exit code 3"

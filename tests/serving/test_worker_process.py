@@ -125,6 +125,7 @@ def test_a_death_is_told_and_the_next_step_starts_it_anew(
     with pytest.raises(WorkerDied, match=message) as died:
         worker.execute(step(token))
     assert str(pickle.loads(pickle.dumps(died.value))) == str(died.value)
+    assert died.value.how == str(died.value).partition("; the last that it wrote:")[0]
     assert worker.process_id is None
     # Its first step: nothing of the one before is left.
     assert worker.execute(step(2)).token_ids.tolist() == [1]

@@ -94,18 +94,24 @@ def port(text: str) -> int:
 
 def seconds(text: str) -> float:
     """A time: more than 0."""
-    value = wait(text)
-    if not value:
+    value = _time(text)
+    if not value > 0:
         raise argparse.ArgumentTypeError(f"{text!r} is no time in seconds: more than 0")
     return value
 
 
 def wait(text: str) -> float:
     """A time: 0 or more."""
+    value = _time(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is no time in seconds: 0 or more")
+    return value
+
+
+def _time(text: str) -> float:
+    """Below 0 for what is none."""
     try:
         value = float(text)
     except ValueError:
-        value = -1.0
-    if not 0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is no time in seconds: 0 or more")
-    return value
+        return -1.0
+    return value if 0 <= value < float("inf") else -1.0

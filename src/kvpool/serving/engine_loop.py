@@ -178,8 +178,7 @@ class EngineLoop:
         self.can_compute = not error.at_start
         for request in self._scheduler.running:
             if request.request_id in self._retried:
-                why = f"the worker died twice under this request: {_first_line(error)}"
-                self._fail(request.request_id, AbortedError(why))
+                self._fail(request.request_id, AbortedError(f"the worker died twice under this request: {error.how}"))
             else:
                 self._retried.add(request.request_id)
         was_cleared = self._scheduler.reset_prefix_cache(preempt_running=True)
@@ -231,11 +230,6 @@ class EngineLoop:
 
     def _stop(self) -> None:
         self._is_stopping = True
-
-
-def _first_line(error: Exception) -> str:
-    """What clients are told: the rest is what the worker wrote, of whomever."""
-    return str(error).partition("\n")[0].removesuffix("; the last that it wrote:")
 
 
 def _nobody(_: Report) -> None:

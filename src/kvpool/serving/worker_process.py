@@ -72,7 +72,8 @@ class RemoteWorker(Generic[Facts]):
             try:
                 self.restart()
             except Exception as error:
-                raise WorkerDied(f"the worker could not be started again: {error}", at_start=True) from error
+                how = "the worker could not be started again"
+                raise WorkerDied(f"{how}: {error}", how=how, at_start=True) from error
         answer: StepAnswer = self._ask(step)
         return answer
 
@@ -106,7 +107,7 @@ class RemoteWorker(Generic[Facts]):
             answer = self._far.ask(question)
         except (EOFError, OSError) as error:
             far, self._far = self._far, None
-            raise WorkerDied(far.last_words(hangs=isinstance(error, BlockingIOError))) from None
+            raise far.death(hangs=isinstance(error, BlockingIOError)) from None
         if isinstance(answer, _Raised):
             raise answer.error
         return answer
@@ -160,14 +161,14 @@ class _Far:
         self._near.close()
         self._join()
 
-    def last_words(self, *, hangs: bool) -> str:
+    def death(self, *, hangs: bool) -> WorkerDied:
         """How the process ended, and what it said last."""
         if hangs:
             self.process.kill()
         self._near.close()
         exit_code, lines = self._join()
         how = "the worker did not answer in time and was killed" if hangs else f"the worker died: {_ending(exit_code)}"
-        return "\n".join([f"{how}; the last that it wrote:" if lines else how, *lines])
+        return WorkerDied("\n".join([f"{how}; the last that it wrote:" if lines else how, *lines]), how=how)
 
     def _join(self) -> tuple[int | None, Sequence[str]]:
         self.process.join(_GRACE_S)
